@@ -1,0 +1,155 @@
+"""The one table of knobs, and the only module that reads or writes the process environment.
+
+A knob is read from ``SPARKVOD_<NAME>``; knobs marked ``engine`` are handed to the native engine by
+:func:`engine_config`. The table in ``docs/knobs.md`` is made from :data:`KNOBS`
+(``python -m sparkvod.config > docs/knobs.md``), and a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PREFIX = "SPARKVOD_"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One knob.
+
+    Attributes:
+        name: lower-case name; the environment variable is ``SPARKVOD_`` and the name in capitals.
+        default: value when the variable is unset; its type is the knob's type.
+        doc: what it does, with its unit.
+        engine: True when the native engine reads it.
+        choices: the valid values, empty when any value of the type will do.
+        minimum: smallest valid number, None when there is none.
+    """
+
+    name: str
+    default: Any
+    doc: str
+    engine: bool = False
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable."""
+        return PREFIX + self.name.upper()
+
+
+KNOBS: dict[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob("log_level", "warning", "what is logged", True, ("debug", "info", "warning", "error")),
+        Knob(
+            "transport",
+            "auto",
+            "how ranks of one host exchange bytes: auto (threads of one process inproc, processes shm), shm or tcp",
+            True,
+            ("auto", "shm", "tcp"),
+        ),
+        Knob("address", "", "address that this rank listens on and tells the others; empty: found by itself", True),
+        Knob("port_range", "", "ports that may be listened on, as 'first-last'; empty: any free one", True),
+        Knob("host_id", "", "name of the host for the grouping of ranks; empty: found from kernel and namespaces", True),
+        Knob("start_timeout", 120.0, "seconds within which all ranks must have connected", True, minimum=0.001),
+        Knob(
+            "collective_timeout",
+            600.0,
+            "seconds that a collective may wait for ranks that have not submitted it, or for bytes of a peer; 0: for ever",
+            True,
+            minimum=0,
+        ),
+        Knob("fusion_threshold", 64 << 20, "bytes up to which small tensors are fused into one allreduce; 0: never", True, minimum=0),
+        Knob("cache_capacity", 1024, "entries of the response cache; 0: none", True, minimum=0),
+        Knob("spin_us", 50, "microseconds to spin before sleeping; 0 when ranks outnumber cores", True, minimum=0),
+        Knob("staging_bytes", 4 << 20, "bytes of shared staging memory per rank for tensors in ordinary memory", True, minimum=65536),
+        Knob("arena_bytes", 0, "address space in bytes for engine memory per rank; 0: the size of the host's memory", True, minimum=0),
+        Knob("rank", -1, "rank of this process, set by launchers", minimum=-1),
+        Knob("size", -1, "number of ranks, set by launchers", minimum=-1),
+        Knob("rendezvous", "", "host:port where rank 0 gathers the ranks' endpoints, set by launchers or by hand"),
+        Knob("secret_file", "", "file that holds the job's secret, readable by its owner only"),
+        Knob("spark_start_timeout", 600.0, "seconds within which a Spark job must have got all its tasks", minimum=0.001),
+    )
+}
+
+
+def _parse(knob: Knob, text: str) -> Any:
+    kind = type(knob.default)
+    try:
+        value: Any = text.strip().lower() in ("1", "true", "yes", "on") if kind is bool else kind(text)
+    except ValueError:
+        raise ValueError(f"{knob.variable}={text!r} was found, a value of type {kind.__name__} was expected") from None
+    if knob.choices and value not in knob.choices:
+        raise ValueError(f"{knob.variable}={text!r} was found, one of {', '.join(knob.choices)} was expected")
+    if knob.minimum is not None and value < knob.minimum:
+        raise ValueError(f"{knob.variable}={text!r} was found, a value of at least {knob.minimum:g} was expected")
+    return value
+
+
+def get(name: str, env: Mapping[str, str] | None = None) -> Any:
+    """Returns a knob's value: the environment's, else the default.
+
+    Args:
+        name: name of the knob; an unknown one raises ``KeyError`` with the valid names.
+        env: environment to read, the process's by default.
+
+    Raises:
+        ValueError: the variable holds something that the knob cannot take.
+    """
+    if name not in KNOBS:
+        raise KeyError(f"no knob {name!r}; the knobs are {', '.join(KNOBS)}")
+    knob = KNOBS[name]
+    text = (os.environ if env is None else env).get(knob.variable, "")
+    return knob.default if text == "" else _parse(knob, text)
+
+
+def engine_config(**overrides: Any) -> dict[str, Any]:
+    """Returns the native engine's configuration, with ``overrides`` by knob name on top.
+
+    Raises:
+        KeyError: an override names no knob of the engine.
+    """
+    values = {knob.name: get(knob.name) for knob in KNOBS.values() if knob.engine}
+    for name, value in overrides.items():
+        if name not in values:
+            raise KeyError(f"no engine knob {name!r}; they are {', '.join(values)}")
+        values[name] = value
+    return values
+
+
+def environment() -> dict[str, str]:
+    """Returns a copy of the process environment."""
+    return dict(os.environ)
+
+
+def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Sets (or, for None, removes) environment variables and returns what to pass to undo it."""
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    return before
+
+
+def markdown(knobs: Iterable[Knob] = KNOBS.values()) -> str:
+    """Returns the table of knobs as Markdown."""
+    lines = [
+        "# Knobs",
+        "",
+        "Made from `sparkvod/config.py` by `python -m sparkvod.config > docs/knobs.md`.",
+        "",
+        "| variable | default | what it does |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{k.variable}` | `{k.default}` | {k.doc} |" for k in knobs]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")  # noqa: T201

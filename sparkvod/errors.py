@@ -1,0 +1,76 @@
+"""Every exception that sparkvod raises, in two families: mistakes of the caller, and lost peers or time-outs.
+
+A mistake of the caller is a ``ValueError`` (or ``TypeError``): running again changes nothing.
+``HorovodInternalError`` is the family from which a job may go on: a collective failed because a peer was lost, was
+late, or sent something else. Names that scripts written for the peer catch are kept.
+"""
+
+from __future__ import annotations
+
+
+class SparkvodError(Exception):
+    """Base of every error that sparkvod raises on its own account."""
+
+
+class HorovodInternalError(SparkvodError, RuntimeError):
+    """A collective failed. The message names the ranks and, where it is known, the host."""
+
+
+class PeerLostError(HorovodInternalError):
+    """A peer died or closed its connection; the message names its rank and host."""
+
+
+class CollectiveTimeoutError(HorovodInternalError):
+    """A collective, or the start of a world, did not end within its deadline."""
+
+
+class MismatchError(HorovodInternalError):
+    """The ranks submitted different dtypes, shapes or operations under one name; the message says who sent what."""
+
+
+class ShutDownError(HorovodInternalError):
+    """The engine was shut down while this collective was pending."""
+
+
+class HostsUpdatedInterrupt(SparkvodError, RuntimeError):
+    """The set of hosts changed; ``skip_sync`` tells whether the state needs no synchronisation.
+
+    Args:
+        skip_sync: True when nothing was removed and the state of all ranks is still equal.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the set of hosts changed")
+        self.skip_sync = skip_sync
+
+
+class NotInitializedError(SparkvodError, ValueError):
+    """A call that needs a world came before ``init()`` or after ``shutdown()``."""
+
+
+class LaunchError(SparkvodError, RuntimeError):
+    """A job could not be started: too few slots, dynamic allocation, no session, a start-up deadline."""
+
+
+class WorkerError(SparkvodError, RuntimeError):
+    """A function failed on a worker. ``raise ... from`` carries the worker's own exception when it can be pickled.
+
+    Args:
+        rank: rank of the worker whose error came first.
+        host: name of that worker's host.
+        kind: class name of the worker's exception.
+        message: its text.
+        traceback: the worker's own traceback as text.
+    """
+
+    def __init__(self, rank: int, host: str, kind: str, message: str, traceback: str) -> None:
+        super().__init__(f"rank {rank} on {host} raised {kind}: {message}\n\nThat worker's traceback:\n{traceback}")
+        self.rank, self.host, self.kind, self.message, self.traceback = rank, host, kind, message, traceback
+
+
+class DataError(SparkvodError, ValueError):
+    """A DataFrame or data set cannot be trained on as asked: a column, a type, a null, a shape, no rows."""
+
+
+class StoreError(SparkvodError, OSError):
+    """A store path cannot be read or written."""
