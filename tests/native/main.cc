@@ -1,0 +1,41 @@
+// Runs the registered tests: native_tests [--full] [--list] [substring of the names to run].
+#include <chrono>
+#include <cstring>
+#include <iostream>
+#include <string>
+
+#include "tests/native/check.h"
+
+int main(int argc, char** argv) {
+  using Clock = std::chrono::steady_clock;
+  auto& state = sparkvod::check::State::Get();
+  std::string filter;
+  bool list = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--full") == 0) {
+      state.full = true;
+    } else if (std::strcmp(argv[i], "--list") == 0) {
+      list = true;
+    } else {
+      filter = argv[i];
+    }
+  }
+  int passed = 0, failed = 0;
+  for (const auto& test : state.cases) {
+    if (std::string(test.name).find(filter) == std::string::npos) continue;
+    if (list) {
+      std::cout << test.name << "\n";
+      continue;
+    }
+    state.failures = 0;
+    const auto start = Clock::now();
+    test.body();
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
+    const bool good = state.failures == 0;
+    ++(good ? passed : failed);
+    std::cout << (good ? "ok    " : "FAILED ") << test.name << " (" << ms.count() << " ms)" << std::endl;
+  }
+  if (list) return 0;
+  std::cout << passed << " passed, " << failed << " failed" << std::endl;
+  return failed == 0 && passed > 0 ? 0 : 1;
+}
