@@ -82,17 +82,17 @@ $(VENV)/python.stamp:
 
 $(VENV)/demo.stamp: constraints/demo.txt $(VENV)/python.stamp
 	@echo "installing Spark, PyTorch and what the engine is built with into $(VENV): a few minutes the first time"
-	@$(PIP) install -q -r constraints/demo.txt
+	@$(PIP) install -qq -r constraints/demo.txt
 	@touch $@
 
 $(VENV)/test.stamp: constraints/test.txt $(VENV)/demo.stamp
 	@echo "installing what the tests need into $(VENV)"
-	@$(PIP) install -q -r constraints/test.txt -c constraints/demo.txt
+	@$(PIP) install -qq -r constraints/test.txt -c constraints/demo.txt
 	@touch $@
 
 $(VENV)/engine.stamp: $(native_sources) CMakeLists.txt setup.py pyproject.toml $(VENV)/demo.stamp
 	@command -v g++ >/dev/null || command -v c++ >/dev/null || { \
 	  echo "no C++ compiler was found: install g++ (Debian: apt-get install g++), then run this again" >&2; exit 1; }
 	@echo "building the engine"
-	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install -q --no-build-isolation --no-deps -e .
+	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install -qq --no-build-isolation --no-deps -e .
 	@touch $@
