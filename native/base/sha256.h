@@ -1,7 +1,8 @@
 // SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104), by which connections prove the job's secret.
 //
-// Our own because a wheel that must install everywhere should not link a cryptographic library for 64 bytes per
-// connection. Nothing here is secret-dependent in its control flow; speed does not matter.
+// Our own because a wheel that must install everywhere should not link a cryptographic library for
+// 64 bytes per connection. Nothing here is secret-dependent in its control flow; speed does not
+// matter.
 #pragma once
 
 #include <array>

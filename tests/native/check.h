@@ -1,6 +1,8 @@
-// A test runner of sixty lines: TEST(Name) { EXPECT...(…); }, a filter by substring, and a count at the end.
+// A test runner of sixty lines: TEST(Name) { EXPECT...(…); }, a filter by substring, and a count at
+// the end.
 //
-// Ours, so that the native tests build wherever the engine builds. Expectations may be used from any thread.
+// Ours, so that the native tests build wherever the engine builds. Expectations may be used from
+// any thread.
 #pragma once
 
 #include <functional>
@@ -18,7 +20,8 @@ struct Case {
   std::function<void()> body;
 };
 
-// What the runner knows: the registered cases, whether `--full` was asked for, and the current case's failures.
+// What the runner knows: the registered cases, whether `--full` was asked for, and the current
+// case's failures.
 struct State {
   std::vector<Case> cases;
   bool full = false;
@@ -62,12 +65,12 @@ inline void ExpectContains(const char* file, int line, const std::string& text,
 
 }  // namespace sparkvod::check
 
-#define TEST(name)                                                                     \
-  static void Test##name();                                                            \
-  static const ::sparkvod::check::Register kRegister##name(#name, Test##name);         \
+#define TEST(name)                                                             \
+  static void Test##name();                                                    \
+  static const ::sparkvod::check::Register kRegister##name(#name, Test##name); \
   static void Test##name()
-#define EXPECT(condition)                                                              \
-  do {                                                                                 \
+#define EXPECT(condition)                                                                 \
+  do {                                                                                    \
     if (!(condition)) ::sparkvod::check::Fail(__FILE__, __LINE__, "not so: " #condition); \
   } while (false)
 #define EXPECT_EQ(found, expected) \

@@ -33,7 +33,8 @@ int main(int argc, char** argv) {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
     const bool good = state.failures == 0;
     ++(good ? passed : failed);
-    std::cout << (good ? "ok    " : "FAILED ") << test.name << " (" << ms.count() << " ms)" << std::endl;
+    std::cout << (good ? "ok    " : "FAILED ") << test.name << " (" << ms.count() << " ms)"
+              << std::endl;
   }
   if (list) return 0;
   std::cout << passed << " passed, " << failed << " failed" << std::endl;

@@ -56,10 +56,11 @@ TEST(HmacOfRfc4231) {
             "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
   EXPECT_EQ(Mac(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First"),
             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
-  EXPECT_EQ(Mac(std::string(131, '\xaa'),
-                "This is a test using a larger than block-size key and a larger than block-size data. "
-                "The key needs to be hashed before being used by the HMAC algorithm."),
-            "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
+  EXPECT_EQ(
+      Mac(std::string(131, '\xaa'),
+          "This is a test using a larger than block-size key and a larger than block-size data. "
+          "The key needs to be hashed before being used by the HMAC algorithm."),
+      "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
 }
 
 TEST(ConstantTimeComparisonSeesEveryByte) {

@@ -1,0 +1,8 @@
+#include "native/kernels/loops.h"
+#include "native/kernels/tables.h"
+
+namespace sparkvod {
+
+const Kernels kAvx2Kernels = {Isa::kAvx2, SumTo, Scale, CopyStreaming};
+
+}  // namespace sparkvod

@@ -1,0 +1,8 @@
+#include "native/kernels/loops.h"
+#include "native/kernels/tables.h"
+
+namespace sparkvod {
+
+const Kernels kAvx512Kernels = {Isa::kAvx512, SumTo, Scale, CopyStreaming};
+
+}  // namespace sparkvod
