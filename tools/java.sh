@@ -61,7 +61,8 @@ if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
   say "no Java $at_least or newer was found: installing $package with apt-get"
   log=$(mktemp)
   trap 'rm -f "$log"' EXIT
-  if { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$package"; } \
+  # A repository that cannot be updated need not be the one that has the package.
+  if { apt-get update; DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$package"; } \
     >"$log" 2>&1; then
     find_java && exit 0
     say "$package was installed, but $jvms and PATH still hold no Java $at_least or newer: set JAVA_HOME"

@@ -1,0 +1,60 @@
+"""What the documents say exists: files, make targets, and the table of knobs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sparkvod import config
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("constraints/*.md")])
+FOLDERS = ("native", "sparkvod", "tests", "docs", "tools", "examples", "benchmarks", "notebooks", "constraints", ".ci")
+
+
+def mentioned_paths(text: str) -> set[str]:
+    """Returns the paths that a document mentions: in backticks below one of the project's folders, or as links.
+
+    Patterns and placeholders (``native/transport/<name>/``, ``tests/**``) and web addresses are left out.
+    """
+    quoted = re.findall(r"`([\w./-]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    paths = {name for name in quoted if name.split("/")[0] in FOLDERS and "/" in name}
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    return paths | {link for link in links if "://" not in link and not link.startswith("mailto:")}
+
+
+def mentioned_targets(text: str) -> set[str]:
+    """Returns the make targets that a document mentions in backticks or in a block of commands."""
+    quoted = re.findall(r"`make ([a-z-]+)", text)
+    blocks = re.findall(r"```.*?```", text, flags=re.DOTALL)
+    return {*quoted, *(target for block in blocks for target in re.findall(r"^make ([a-z-]+)", block, re.MULTILINE))}
+
+
+def test_the_table_of_knobs_is_current() -> None:
+    text = (ROOT / "docs" / "knobs.md").read_text()
+    assert text == config.markdown(), "run: python -m sparkvod.config > docs/knobs.md"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_mentioned_file_exists(document: Path) -> None:
+    paths = mentioned_paths(document.read_text())
+    missing = {path for path in paths if not (ROOT / path).exists() and not (document.parent / path).exists()}
+    assert not missing, f"{document.name} mentions files that do not exist: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_mentioned_target_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    missing = mentioned_targets(document.read_text()) - targets
+    assert not missing, f"{document.name} mentions make targets that do not exist: {sorted(missing)}"
+
+
+def test_what_counts_as_mentioned() -> None:
+    text = (
+        "See `docs/knobs.md`, [the law](../LICENSE#top), [a site](https://x.org), `native/transport/<name>/`, `a/b`.\n"
+        "`make demo` or:\n```\nmake test ARGS=x\nmaker no\ncat `docs/none.md`\n```\n"
+    )
+    assert mentioned_paths(text) == {"docs/knobs.md", "../LICENSE"}
+    assert mentioned_targets(text) == {"demo", "test"}
