@@ -1,8 +1,8 @@
 """What all benches share: alternating rounds, medians with their spread, the machine's description, one table, JSON.
 
 A bench is a module of this package with ``run(report)``. It verifies its results before it times anything, times
-itself and its peer in alternating rounds (:func:`alternate`: the machine changes its state within seconds, and so it does
-so under both), and states what is promised with :meth:`Report.require`.
+itself and its peer in alternating rounds (:func:`alternate`: the machine changes its state within seconds, and then
+does so under both), and states what is promised with :meth:`Report.require`.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Report:
                 figure.case,
                 figure.subject,
                 show(figure.median, figure.unit),
-                f"{show(quantile(figure.values, 0.1), figure.unit)} to {show(quantile(figure.values, 0.9), figure.unit)}",
+                " to ".join(show(quantile(figure.values, q), figure.unit) for q in (0.1, 0.9)),
                 str(len(figure.values)),
             )
             for figure in self.figures
