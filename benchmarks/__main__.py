@@ -1,4 +1,4 @@
-"""Runs the benches: ``python -m benchmarks [--quick] [--out FOLDER] [name ...]``; exits with 1 if a promise is missed."""
+"""Runs the benches: ``python -m benchmarks [--quick] [--out DIR] [name ...]``; exits with 1 if a promise is missed."""
 
 from __future__ import annotations
 
