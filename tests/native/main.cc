@@ -1,4 +1,4 @@
-// Runs the registered tests: native_tests [--full] [--list] [substring of the names to run].
+// Runs the registered tests: sparkvod_tests [--full] [--list] [substring of the names to run].
 #include <chrono>
 #include <cstring>
 #include <iostream>
