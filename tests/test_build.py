@@ -1,4 +1,4 @@
-"""What the compiler made: AVX code stays in its own files, and the module exports nothing of ours but its entry point."""
+"""What the compiler made: AVX code stays in its own files, and the module exports nothing but its entry point."""
 
 from __future__ import annotations
 
