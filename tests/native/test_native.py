@@ -1,6 +1,6 @@
 """Builds the native tests plain, under ASan+UBSan and under TSan (incrementally), and runs each build.
 
-``build-native/<variant>/sparkvod_tests NAME``, runs the cases whose names contain NAME.
+``build-native/<variant>/sparkvod_tests NAME`` runs the cases whose names contain NAME.
 """
 
 from __future__ import annotations

@@ -1,0 +1,228 @@
+// Worlds that come together, worlds that cannot, and strangers who knock meanwhile.
+#include "native/bootstrap/bootstrap.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "native/base/clock.h"
+#include "native/bootstrap/handshake.h"
+#include "native/transport/socket.h"
+#include "tests/native/check.h"
+#include "tests/native/ranks.h"
+
+namespace sparkvod {
+namespace {
+
+using check::Board;
+
+Config TestConfig() {
+  Config config;
+  config.log_level = "error";  // dropped strangers are logged as warnings
+  config.transport = "tcp";
+  config.address = "127.0.0.1";
+  config.start_timeout = 20;
+  config.arena_bytes = 1 << 20;
+  return config;
+}
+
+TEST(BootstrapJoinsWorldsOfEverySize) {
+  for (int size : {1, 2, 3, 8}) {
+    for (const char* transport : {"auto", "tcp"}) {
+      check::RunThreads(size, [&](int rank, Board& board) {
+        Config config = TestConfig();
+        config.transport = transport;
+        std::unique_ptr<Bootstrap> bootstrap;
+        std::string endpoint;
+        EXPECT(Bootstrap::Listen(config, &bootstrap, &endpoint).ok());
+        std::unique_ptr<World> world;
+        const auto endpoints = board.Gather(rank, endpoint);
+        EXPECT_EQ(bootstrap->Connect(rank, endpoints, "s", nullptr, &world).Report(), "ok");
+        if (world != nullptr) {
+          EXPECT_EQ(world->topology.rank, rank);
+          EXPECT_EQ(world->topology.size, size);
+          EXPECT_EQ(world->topology.local_size, size);
+          EXPECT_EQ(world->topology.cross_size, 1);
+        }
+        board.Barrier(rank);
+      });
+    }
+  }
+}
+
+TEST(BootstrapGroupsRanksByHost) {
+  const Topology t = MakeTopology(3, {"a", "b", "a", "b", "c"}, {"A", "B", "A", "B", "C"});
+  EXPECT_EQ(t.local_rank, 1);
+  EXPECT_EQ(t.local_size, 2);
+  EXPECT_EQ(t.cross_rank, 1);
+  EXPECT_EQ(t.cross_size, 2);
+  EXPECT(!t.homogeneous);
+  EXPECT(t.local_ranks == (std::vector<int>{1, 3}));
+  EXPECT(MakeTopology(0, {"a", "b"}, {"A", "B"}).homogeneous);
+}
+
+TEST(BootstrapRefusesAnotherSecret) {
+  check::RunThreads(2, [](int rank, Board& board) {
+    Config config = TestConfig();
+    config.start_timeout = 0.5;
+    std::unique_ptr<Bootstrap> bootstrap;
+    std::string endpoint;
+    EXPECT(Bootstrap::Listen(config, &bootstrap, &endpoint).ok());
+    std::unique_ptr<World> world;
+    const auto endpoints = board.Gather(rank, endpoint);
+    const Result result =
+        bootstrap->Connect(rank, endpoints, rank == 0 ? "right" : "wrong", nullptr, &world);
+    EXPECT(result.code() == Code::kTimeout);
+    EXPECT_CONTAINS(result.Report(), "rank " + std::to_string(1 - rank));
+    board.Barrier(rank);
+  });
+}
+
+TEST(BootstrapNamesTheRankThatIsMissing) {
+  Config config = TestConfig();
+  config.start_timeout = 0.3;
+  std::unique_ptr<Bootstrap> one, other;
+  std::string first, second;
+  EXPECT(Bootstrap::Listen(config, &one, &first).ok());
+  EXPECT(Bootstrap::Listen(config, &other, &second).ok());
+  std::unique_ptr<World> world;
+  const Result result = one->Connect(0, {first, second}, "s", nullptr, &world);
+  EXPECT(result.code() == Code::kTimeout);
+  EXPECT_CONTAINS(result.Report(), "rank 1");
+  EXPECT_CONTAINS(result.Report(), "SPARKVOD_START_TIMEOUT");
+}
+
+TEST(BootstrapSaysWhatIsWrongWithItsArguments) {
+  Config config = TestConfig();
+  std::unique_ptr<Bootstrap> one;
+  std::string endpoint;
+  EXPECT(Bootstrap::Listen(config, &one, &endpoint).ok());
+  std::unique_ptr<World> world;
+  EXPECT(one->Connect(1, {endpoint}, "s", nullptr, &world).code() == Code::kInvalid);
+  EXPECT(one->Connect(0, {"rubbish"}, "s", nullptr, &world).code() == Code::kInvalid);
+  EXPECT(one->Connect(0, {endpoint.substr(0, endpoint.size() - 1)}, "s", nullptr, &world).code() ==
+         Code::kInvalid);
+  EXPECT(one->Connect(0, {""}, "s", nullptr, &world).code() == Code::kInvalid);
+}
+
+TEST(BootstrapStopsWhenItIsInterrupted) {
+  Config config = TestConfig();
+  std::unique_ptr<Bootstrap> one, other;
+  std::string first, second;
+  EXPECT(Bootstrap::Listen(config, &one, &first).ok());
+  EXPECT(Bootstrap::Listen(config, &other, &second).ok());
+  std::unique_ptr<World> world;
+  const int64_t start = NowNs();
+  EXPECT(
+      one->Connect(0, {first, second}, "s", [] { return true; }, &world).code() == Code::kShutDown);
+  EXPECT(NowNs() - start < int64_t{2} * 1000000000);
+}
+
+// Connects to a rank's port without being one of its peers.
+Fd Knock(const std::string& endpoint) {
+  Endpoint peer;
+  EXPECT(Endpoint::Decode(endpoint, 0, &peer).ok());
+  Fd fd;
+  EXPECT(StartConnectTcp("127.0.0.1", peer.port, &fd).ok());
+  return fd;
+}
+
+// Some say nothing, some talk rubbish, some go at once, some know another secret: the world comes
+// together all the same.
+TEST(BootstrapIsNotDisturbedByStrangers) {
+  check::RunThreads(2, [](int rank, Board& board) {
+    std::unique_ptr<Bootstrap> bootstrap;
+    std::string endpoint;
+    EXPECT(Bootstrap::Listen(TestConfig(), &bootstrap, &endpoint).ok());
+    std::vector<Fd> strangers;
+    if (rank == 0) {
+      for (int i = 0; i < 20; ++i) {
+        strangers.push_back(Knock(endpoint));
+        const std::string rubbish(static_cast<size_t>(i) * 40, 'G');
+        (void)!::send(strangers.back().get(), rubbish.data(), rubbish.size(), MSG_NOSIGNAL);
+        if (i % 3 == 0) strangers.back().Close();
+      }
+    }
+    const auto endpoints = board.Gather(rank, endpoint);
+    std::thread liar;
+    if (rank == 0) {
+      liar = std::thread([fd = Knock(endpoint)]() mutable {
+        Handshake handshake =
+            Handshake::Client(std::move(fd), "another", Hello{1, 0, Purpose::kData});
+        const Deadline deadline = Deadline::After(5);
+        while (!deadline.Passed() && handshake.Step().ok() &&
+               handshake.state() != Handshake::State::kDone)
+          ::usleep(1000);
+        EXPECT(handshake.state() != Handshake::State::kDone);
+      });
+    }
+    std::unique_ptr<World> world;
+    EXPECT_EQ(bootstrap->Connect(rank, endpoints, "s", nullptr, &world).Report(), "ok");
+    board.Barrier(rank);
+    world.reset();
+    bootstrap.reset();
+    if (liar.joinable()) liar.join();
+  });
+}
+
+// Runs both ends of a handshake over a pair of sockets.
+void Shake(Handshake* a, Handshake* b, Result* of_a, Result* of_b) {
+  for (int step = 0; step < 20; ++step) {
+    if (of_a->ok() && a->state() != Handshake::State::kDone) *of_a = a->Step();
+    if (of_b->ok() && b->state() != Handshake::State::kDone) *of_b = b->Step();
+  }
+}
+
+TEST(HandshakeProvesTheSecretBothWays) {
+  for (const bool same : {true, false}) {
+    int fds[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    Handshake server = Handshake::Server(Fd(fds[0]), "secret");
+    Handshake client =
+        Handshake::Client(Fd(fds[1]), same ? "secret" : "Secret", Hello{3, 1, Purpose::kLink});
+    Result of_server, of_client;
+    Shake(&server, &client, &of_server, &of_client);
+    EXPECT_EQ(of_server.ok(), same);
+    EXPECT_EQ(server.state() == Handshake::State::kDone, same);
+    EXPECT_EQ(client.state() == Handshake::State::kDone, same);
+    if (!same) continue;
+    EXPECT_EQ(server.hello().from, 3);
+    EXPECT_EQ(server.hello().to, 1);
+    EXPECT(server.hello().purpose == Purpose::kLink);
+  }
+}
+
+// What proved the secret once does not prove it again: the server's nonce is another one.
+TEST(HandshakeCannotBeReplayed) {
+  std::string heard;
+  for (const bool replay : {false, true}) {
+    int fds[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    Handshake server = Handshake::Server(Fd(fds[0]), "secret");
+    EXPECT(server.Step().ok());
+    Fd wire(fds[1]);
+    if (!replay) {
+      // The client talks to the server through this test, which listens.
+      int inner[2];
+      EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, inner), 0);
+      Handshake client = Handshake::Client(Fd(inner[0]), "secret", Hello{1, 0, Purpose::kData});
+      Fd near(inner[1]);
+      char buffer[256];
+      ssize_t n = ::recv(wire.get(), buffer, sizeof(buffer), 0);
+      EXPECT_EQ(::send(near.get(), buffer, static_cast<size_t>(n), 0), n);
+      EXPECT(client.Step().ok());
+      n = ::recv(near.get(), buffer, sizeof(buffer), 0);
+      heard.assign(buffer, static_cast<size_t>(n));
+    }
+    EXPECT_EQ(::send(wire.get(), heard.data(), heard.size(), 0),
+              static_cast<ssize_t>(heard.size()));
+    EXPECT_EQ(server.Step().ok(), !replay);
+  }
+}
+
+}  // namespace
+}  // namespace sparkvod

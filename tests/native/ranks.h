@@ -1,0 +1,60 @@
+// Runs a body once per rank, as threads of this process or as processes of their own, under a
+// deadline.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace sparkvod::check {
+
+// All-gathers bytes among the ranks of one run, threads or processes: what a launcher does.
+class Board {
+ public:
+  static constexpr int kMaxRanks = 64;
+  static constexpr size_t kMaxBytes = 16 << 10;
+
+  explicit Board(int size);
+  ~Board();
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+
+  int size() const { return size_; }
+  // Every rank calls it as often as the others; returns what they gave, by rank.
+  std::vector<std::string> Gather(int rank, const std::string& bytes);
+  void Barrier(int rank) { Gather(rank, ""); }
+
+ private:
+  struct Slot {
+    std::atomic<uint32_t> round;
+    uint32_t length;
+    char bytes[kMaxBytes];
+  };
+  struct Shared {
+    std::atomic<uint32_t> read[kMaxRanks];  // rounds that each rank has read to the end
+    Slot slots[kMaxRanks];
+  };
+  int size_;
+  Shared* shared_;  // memory that forked processes share
+};
+
+// Whether processes may be forked and killed: not under TSan, which does not follow them.
+bool CanFork();
+
+// Open file descriptors and threads of this process, so that a test can see that none is left.
+int OpenFiles();
+int Threads();
+
+using Body = std::function<void(int rank, Board& board)>;
+
+// One thread per rank. Threads cannot be ended from outside: past the deadline the program ends.
+void RunThreads(int size, const Body& body, double seconds = 60);
+
+// One process per rank; returns their wait statuses. Past the deadline those that are left are
+// killed and the test fails, as it does when a rank's expectations fail. `killed`: ranks that are
+// expected to die by a signal.
+std::vector<int> RunProcesses(int size, const Body& body, const std::vector<int>& killed = {},
+                              double seconds = 60);
+
+}  // namespace sparkvod::check
