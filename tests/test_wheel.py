@@ -8,13 +8,19 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("sparkvod", "native", "tests", "setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE")
+SOURCES = (
+    *("sparkvod", "native", "tests", "setup.py", "pyproject.toml", "CMakeLists.txt", "MANIFEST.in"),
+    *("README.md", "CHANGELOG.md", "LICENSE"),
+)
+EXTRAS = {"torch", "tensorflow", "keras", "mxnet", "lightning", "spark", "petastorm", "dev"}
 
 # Sums in engine memory, so that neither numpy nor a framework is needed.
 JOB = """
@@ -59,16 +65,22 @@ def run(command: list[str | Path], folder: Path, deadline: float) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that ``pip wheel .`` makes of a copy of the sources, with nothing built before."""
-    source = tmp_path_factory.mktemp("source")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources in which nothing was built."""
+    folder = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
         else:
-            shutil.copy2(ROOT / name, source / name)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    """The wheel that ``pip wheel .`` makes."""
     run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", "dist", "."], source, deadline=800)
-    made = list((source / "dist").iterdir())
+    made = list((source / "dist").glob("*.whl"))
     assert len(made) == 1
     return made[0]
 
@@ -104,3 +116,24 @@ def test_two_ranks_sum_in_an_empty_environment(wheel: Path, tmp_path: Path) -> N
     (tmp_path / "job.py").write_text(JOB)
     said = run([python, "job.py"], tmp_path, deadline=200)
     assert json.loads(said.splitlines()[-1]) == [[0, 2, 1000.0, 2998.0], [1, 2, 1000.0, 2998.0]]
+
+
+@pytest.mark.timeout(900)
+def test_its_metadata_name_the_extras_and_one_dependency(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = Parser().parsestr(archive.read(name).decode())
+    required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert set(metadata.get_all("Provides-Extra", [])) == EXTRAS
+    assert [line.split(">=")[0] for line in required] == ["cloudpickle"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+@pytest.mark.timeout(120)
+def test_the_source_archive_holds_what_the_engine_is_built_from(source: Path) -> None:
+    build = "import setuptools.build_meta as backend; backend.build_sdist('dist')"
+    run([sys.executable, "-c", build], source, deadline=100)
+    with tarfile.open(next((source / "dist").glob("*.tar.gz"))) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    native = {path.relative_to(source).as_posix() for path in (source / "native").rglob("*") if path.is_file()}
+    assert native | {"CMakeLists.txt", "setup.py", "LICENSE", "sparkvod/py.typed"} <= held
