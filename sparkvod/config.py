@@ -68,6 +68,13 @@ KNOBS: dict[str, Knob] = {
         Knob("spin_us", 50, "microseconds to spin before sleeping; 0 when ranks outnumber cores", True, minimum=0),
         Knob("staging_bytes", 4 << 20, "bytes of shared staging memory per rank for tensors in ordinary memory", True, minimum=65536),
         Knob("arena_bytes", 0, "address space in bytes for engine memory per rank; 0: the size of the host's memory", True, minimum=0),
+        Knob("bucket_bytes", 25 << 20, "bytes of gradients at which DistributedOptimizer closes a bucket", minimum=1),
+        Knob(
+            "first_bucket_bytes",
+            1 << 20,
+            "the same for the first bucket, which is small so that the communication starts early",
+            minimum=1,
+        ),
         Knob("rank", -1, "rank of this process, set by launchers", minimum=-1),
         Knob("size", -1, "number of ranks, set by launchers", minimum=-1),
         Knob("rendezvous", "", "host:port where rank 0 gathers the ranks' endpoints, set by launchers or by hand"),

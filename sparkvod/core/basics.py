@@ -1,0 +1,328 @@
+"""The world of this process: made by ``init``, ended by ``shutdown``, one at a time."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import secrets
+import struct
+import threading
+from typing import Any
+
+import sparkvod
+from sparkvod import config, log
+from sparkvod._native import Engine
+from sparkvod.errors import CollectiveTimeoutError, NotInitializedError, PeerLostError, ShutDownError
+from sparkvod.launch import context as launch_context
+from sparkvod.launch import environment
+
+_HEADER = struct.Struct("<BB")  # lengths of the version and of the secret
+_SECRET_BYTES = 32
+
+_lock = threading.RLock()
+_world: World | None = None
+_generations = itertools.count(1)
+_last_environment: launch_context.WorldContext | None = None
+
+
+class World:
+    """This process's membership in a world.
+
+    Attributes:
+        engine: the connected engine; None in a process forked from the rank, which may read the ranks but not
+            communicate.
+        generation: number of this ``init`` within the process; what was made for another world is stale.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine: Engine | None = engine
+        self.generation = next(_generations)
+        self.rank: int = engine.rank
+        self.size: int = engine.size
+        self.local_rank: int = engine.local_rank
+        self.local_size: int = engine.local_size
+        self.cross_rank: int = engine.cross_rank
+        self.cross_size: int = engine.cross_size
+        self.is_homogeneous: bool = engine.is_homogeneous
+        self.failed = False
+        self._counters: dict[str, itertools.count[int]] = {}
+        self._idle: dict[str, list[str]] = {}
+
+    def number(self, kind: str) -> int:
+        """Returns the next number of a kind: 0, 1, … The same on all ranks that ask in the same order."""
+        counter = self._counters.get(kind)
+        if counter is None:
+            counter = self._counters.setdefault(kind, itertools.count())
+        return next(counter)
+
+    def new_name(self, kind: str) -> str:
+        """Returns a name that no operation had: ``<kind>.noname.<n>``."""
+        return f"{kind}.noname.{self.number(kind)}"
+
+    def borrow_name(self, kind: str) -> str:
+        """Returns a name for an operation that the caller waits for; :meth:`return_name` gives it back.
+
+        Used over and over, so that the engine's response cache knows it.
+        """
+        idle = self._idle.get(kind)
+        if idle is None:
+            idle = self._idle.setdefault(kind, [])
+        try:
+            return idle.pop()
+        except IndexError:
+            return f"{kind}.noname.sync{self.number(kind + '.sync')}"
+
+    def return_name(self, kind: str, name: str) -> None:
+        """Gives back what :meth:`borrow_name` gave."""
+        self._idle[kind].append(name)
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Joins the world that the launcher, or the environment, describes. Does nothing when there already is one.
+
+    Args:
+        comm: for compatibility: None or an empty list, which both mean all ranks.
+        process_sets: for compatibility: None or an empty list.
+
+    Raises:
+        ValueError: ``comm`` or ``process_sets`` ask for more, or the environment is inconsistent.
+        CollectiveTimeoutError: not all ranks came within the start time-out.
+    """
+    global _world
+    with _lock:
+        if _world is not None and not _world.failed:
+            return
+        _check_whole_world(comm, process_sets)
+        if _world is not None:
+            shutdown()
+        context = launch_context.current() or _environment()
+        _world = World(_connect(context))
+        if launch_context.current() is not None:
+            launch_context.on_exit(_end_of_function)
+        log.get("core").debug("rank %d of %d joined", _world.rank, _world.size)
+
+
+def _environment() -> launch_context.WorldContext:
+    # The same object for the same world, because its all-gather counts how often it was called.
+    global _last_environment
+    found = environment.from_environment()
+    last = _last_environment
+    if last is None or (last.rank, last.size, last.secret) != (found.rank, found.size, found.secret):
+        _last_environment = last = found
+    return last
+
+
+def _check_whole_world(comm: Any, process_sets: Any) -> None:
+    if comm is not None and comm != []:
+        raise ValueError(
+            f"comm={comm!r} was found, None was expected: a world of some of the ranks, or of an MPI communicator, "
+            "is not supported; start as many processes as the world shall have and leave comm out"
+        )
+    if process_sets is not None and process_sets != []:
+        raise ValueError(
+            f"process_sets={process_sets!r} was found, None was expected: process sets are not supported; "
+            "leave process_sets out"
+        )
+
+
+def _connect(context: launch_context.WorldContext) -> Engine:
+    engine = Engine(config.engine_config())
+    try:
+        secret = context.secret
+        drawn = secrets.token_bytes(_SECRET_BYTES) if secret is None and context.rank == 0 else b""
+        messages = context.allgather(_pack(sparkvod.__version__, drawn, engine.listen()))
+        unpacked = [_unpack(message) for message in messages]
+        _check_versions([version for version, _, _ in unpacked])
+        if secret is None:
+            secret = unpacked[0][1]
+        engine.connect(context.rank, [endpoint for _, _, endpoint in unpacked], secret)
+    except BaseException as error:
+        engine.abort(f"rank {context.rank} could not start: {error}")
+        engine.shutdown()
+        raise
+    return engine
+
+
+def _pack(version: str, secret: bytes, endpoint: bytes) -> bytes:
+    text = version.encode()
+    return _HEADER.pack(len(text), len(secret)) + text + secret + endpoint
+
+
+def _unpack(message: bytes) -> tuple[str, bytes, bytes]:
+    version_length, secret_length = _HEADER.unpack_from(message)
+    secret_at = _HEADER.size + version_length
+    endpoint_at = secret_at + secret_length
+    return message[_HEADER.size : secret_at].decode(), message[secret_at:endpoint_at], message[endpoint_at:]
+
+
+def _check_versions(versions: list[str]) -> None:
+    if len(set(versions)) > 1:
+        found = ", ".join(f"rank {rank}: {version}" for rank, version in enumerate(versions))
+        raise ValueError(
+            f"different versions of sparkvod were found ({found}), one was expected; install the same everywhere"
+        )
+
+
+def shutdown() -> None:
+    """Leaves the world; pending operations of all ranks end with ``ShutDownError``. ``init`` may follow."""
+    _end(None)
+
+
+def _end_of_function(error: BaseException | None) -> None:
+    _end(error)
+
+
+def _end(error: BaseException | None) -> None:
+    global _world
+    with _lock:
+        world, _world = _world, None
+        if world is None or world.engine is None:
+            return
+        launch_context.remove_exit_hook(_end_of_function)
+        if error is not None:
+            world.engine.abort(f"rank {world.rank} raised {type(error).__name__}: {error}")
+        world.engine.shutdown()
+
+
+def _after_fork_in_child() -> None:
+    # The child has neither the engine's thread nor a right to its connections. Its ranks stay readable (data loader
+    # workers shard by them); the engine is never destroyed there, because that would say good-bye for the parent.
+    global _lock
+    _lock = threading.RLock()
+    if _world is not None and _world.engine is not None:
+        _parents_engines.append(_world.engine)
+        _world.engine = None
+
+
+_parents_engines: list[Engine] = []
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(shutdown)
+
+
+def world() -> World:
+    """Returns the current world.
+
+    Raises:
+        NotInitializedError: there is none.
+    """
+    if _world is None:
+        raise NotInitializedError("no world was found, init() was expected to have been called; call it first")
+    return _world
+
+
+def generation() -> int:
+    """Returns the number of the current world within this process, 0 when there is none."""
+    return 0 if _world is None else _world.generation
+
+
+def engine() -> Engine:
+    """Returns the current world's engine.
+
+    Raises:
+        NotInitializedError: there is none, or this process was forked from a rank.
+    """
+    found = world().engine
+    if found is None:
+        raise NotInitializedError(
+            "a process forked from a rank tried to communicate, only the rank itself may; do it in the rank"
+        )
+    return found
+
+
+def note_failure(error: BaseException) -> None:
+    """Remembers that the current world failed, so that the next ``init`` makes a new one."""
+    current = _world
+    if current is not None and isinstance(error, (PeerLostError, CollectiveTimeoutError, ShutDownError)):
+        current.failed = True
+
+
+def is_initialized() -> bool:
+    """Returns whether ``init`` was called, and ``shutdown`` was not after it."""
+    return _world is not None
+
+
+def rank() -> int:
+    """Returns this process's rank, 0 to ``size() - 1``; ``NotInitializedError``, a ``ValueError``, before ``init``."""
+    return world().rank
+
+
+def size() -> int:
+    """Returns the number of ranks."""
+    return world().size
+
+
+def local_rank() -> int:
+    """Returns this process's rank among those of its host."""
+    return world().local_rank
+
+
+def local_size() -> int:
+    """Returns the number of ranks on this host."""
+    return world().local_size
+
+
+def cross_rank() -> int:
+    """Returns this process's rank among those with its local rank: the number of its host."""
+    return world().cross_rank
+
+
+def cross_size() -> int:
+    """Returns the number of ranks with this process's local rank."""
+    return world().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Returns whether all hosts have equally many ranks."""
+    return world().is_homogeneous
+
+
+def mpi_threads_supported() -> bool:
+    """Returns False: MPI is not used. ``NotInitializedError`` before ``init``."""
+    world()
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Returns False: MPI is not used."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Returns False: Gloo is not used."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Returns False: this engine was built without MPI."""
+    return False
+
+
+def gloo_built() -> bool:
+    """Returns False: this engine was built without Gloo."""
+    return False
+
+
+def nccl_built() -> int:
+    """Returns 0: this engine was built without NCCL."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Returns False: this engine was built without DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Returns False: this engine was built without oneCCL."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Returns False: tensors on a GPU go through host memory."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Returns False: tensors on a GPU go through host memory."""
+    return False

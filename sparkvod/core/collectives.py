@@ -1,0 +1,175 @@
+"""Collectives on any framework's tensors: what differs between frameworks is behind ``Adapter``.
+
+Each function submits and returns a ``Pending``. ``wake=False`` says that the caller waits at once, so that the
+engine's background thread need not be woken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from sparkvod._native import Memory
+from sparkvod.core import basics, ops
+from sparkvod.core.handles import Pending
+
+
+class Adapter(Protocol):
+    """What the core must know of a framework. A tensor is the framework's own type.
+
+    A *host tensor* lies contiguously in memory that the CPU can address.
+    """
+
+    def host(self, tensor: Any) -> Any:
+        """Returns the tensor itself if it is a host tensor, else a copy that is one.
+
+        Raises:
+            TypeError: it is no tensor.
+            ValueError: it is one that cannot be sent, a sparse one for example.
+        """
+
+    def describe(self, tensor: Any) -> tuple[int, int, int, Sequence[int]]:
+        """Returns address, number of elements, code of the dtype and shape of a host tensor.
+
+        Raises:
+            ValueError: the dtype has no code.
+        """
+
+    def empty_like(self, tensor: Any) -> Any:
+        """Returns a host tensor of the same shape and dtype, not initialised."""
+
+    def copy_into(self, target: Any, source: Any) -> None:
+        """Copies ``source`` into ``target``, which may lie on any device and need not be contiguous."""
+
+    def place_like(self, tensor: Any, like: Any) -> Any:
+        """Returns a host tensor on the device of ``like``: itself when that is the host."""
+
+    def from_memory(self, memory: Memory, like: Any, rows: int) -> Any:
+        """Returns a host tensor over ``memory`` (kept alive by it), of ``like``'s dtype and ``rows`` rows of its shape.
+
+        A scalar counts as one row of no dimensions.
+        """
+
+
+def allreduce(
+    adapter: Adapter,
+    tensor: Any,
+    name: str,
+    op: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    *,
+    in_place: bool,
+    wake: bool = True,
+) -> Pending:
+    """Sums or averages over the ranks; the result is the tensor itself, or a new one of its shape."""
+    engine = basics.engine()
+    source, output, finish = _arrange(adapter, tensor, in_place)
+    address, count, dtype, shape = adapter.describe(source)
+    ops.check_reducible(dtype, "allreduce")
+    to = address if output is source else adapter.describe(output)[0]
+    handle = engine.allreduce(name, address, to, count, dtype, op, prescale, postscale, shape, wake)
+    return Pending(engine, handle, finish, (tensor, source, output))
+
+
+def allreduce_now(
+    adapter: Adapter, tensor: Any, name: str, op: int, prescale: float = 1.0, postscale: float = 1.0
+) -> Any:
+    """Sums or averages in place, waits and returns the tensor: :func:`allreduce` with nothing made on the way."""
+    if adapter.host(tensor) is not tensor:
+        return allreduce(adapter, tensor, name, op, prescale, postscale, in_place=True, wake=False).wait()
+    address, count, dtype, shape = adapter.describe(tensor)
+    if dtype not in ops.REDUCIBLE_CODES:
+        ops.check_reducible(dtype, "allreduce")
+    engine = basics.engine()
+    handle = engine.allreduce(name, address, address, count, dtype, op, prescale, postscale, shape, False)
+    try:
+        engine.wait(handle)
+    except BaseException as error:
+        basics.note_failure(error)
+        raise
+    finally:
+        engine.release(handle)
+    return tensor
+
+
+def grouped_allreduce(
+    adapter: Adapter,
+    tensors: Sequence[Any],
+    name: str,
+    op: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    *,
+    in_place: bool,
+    wake: bool = True,
+) -> Pending:
+    """Sums or averages several tensors as one unit; the result is the list of what :func:`allreduce` would give."""
+    engine = basics.engine()
+    arranged = [(tensor, *_arrange(adapter, tensor, in_place)) for tensor in tensors]
+    entries = []
+    for _, source, output, _ in arranged:
+        address, count, dtype, shape = adapter.describe(source)
+        ops.check_reducible(dtype, "grouped_allreduce")
+        to = address if output is source else adapter.describe(output)[0]
+        entries.append((address, to, count, dtype, shape))
+    handle = engine.grouped_allreduce(name, entries, op, prescale, postscale, wake)
+
+    def finish(_: Pending) -> list[Any]:
+        return [
+            end(Pending(engine, handle, None, (tensor, source, output))) for tensor, source, output, end in arranged
+        ]
+
+    return Pending(engine, handle, finish, arranged)
+
+
+def broadcast(
+    adapter: Adapter, tensor: Any, name: str, root_rank: int, *, in_place: bool, wake: bool = True
+) -> Pending:
+    """Copies the root's tensor to all ranks; the result is the tensor itself, or a new one of its shape."""
+    engine = basics.engine()
+    ops.check_root(root_rank, basics.size())
+    source, output, finish = _arrange(adapter, tensor, in_place)
+    address, count, dtype, shape = adapter.describe(source)
+    to = address if output is source else adapter.describe(output)[0]
+    handle = engine.broadcast(name, address, to, count, dtype, root_rank, shape, wake)
+    return Pending(engine, handle, finish, (tensor, source, output))
+
+
+def allgather(adapter: Adapter, tensor: Any, name: str, *, wake: bool = True) -> Pending:
+    """Concatenates the ranks' tensors along dimension 0; the result is (tensor, list of each rank's rows)."""
+    engine = basics.engine()
+    source = adapter.host(tensor)
+    address, _, dtype, shape = adapter.describe(source)
+    handle = engine.allgather(name, address, shape if len(shape) else [1], dtype, wake)
+
+    def finish(pending: Pending) -> tuple[Any, list[int]]:
+        memory, rows = engine.gathered(pending.handle)
+        return adapter.place_like(adapter.from_memory(memory, source, sum(rows)), tensor), rows
+
+    return Pending(engine, handle, finish, (tensor, source))
+
+
+def barrier(name: str) -> None:
+    """Returns when all ranks have called it."""
+    engine = basics.engine()
+    Pending(engine, engine.barrier(name, False), None, None).wait()
+
+
+def _arrange(adapter: Adapter, tensor: Any, in_place: bool) -> tuple[Any, Any, Any]:
+    # Where the engine reads, where it writes, and what makes the result of that.
+    source = adapter.host(tensor)
+    if source is tensor:
+        return source, source if in_place else adapter.empty_like(source), _output
+    if not in_place:
+        return source, source, lambda pending: adapter.place_like(pending.keep[2], tensor)
+
+    def copy_back(pending: Pending) -> Any:
+        adapter.copy_into(tensor, pending.keep[2])
+        return tensor
+
+    return source, source, copy_back
+
+
+def _output(pending: Pending) -> Any:
+    return pending.keep[2]

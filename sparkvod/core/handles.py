@@ -1,0 +1,69 @@
+"""Handles: what is left to do when a submitted collective has ended, by number."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from sparkvod._native import Engine
+from sparkvod.core import basics
+
+
+class Pending:
+    """A submitted collective.
+
+    Args:
+        engine: engine that it was submitted to.
+        handle: the engine's handle.
+        finish: called with this object once the engine is done, before its handle is released; its result is the
+            collective's. None when ``keep`` is the result.
+        keep: what must stay alive until then: the tensors whose memory the engine reads and writes.
+    """
+
+    __slots__ = ("engine", "finish", "handle", "keep")
+
+    def __init__(self, engine: Engine, handle: int, finish: Callable[[Pending], Any] | None, keep: Any) -> None:
+        self.engine, self.handle, self.finish, self.keep = engine, handle, finish, keep
+
+    def wait(self) -> Any:
+        """Waits, finishes, releases the handle and returns the result.
+
+        Raises:
+            HorovodInternalError: the collective failed.
+        """
+        try:
+            self.engine.wait(self.handle)
+            return self.keep if self.finish is None else self.finish(self)
+        except BaseException as error:
+            basics.note_failure(error)
+            raise
+        finally:
+            self.engine.release(self.handle)
+
+
+_numbers = itertools.count()
+_pending: dict[int, Pending] = {}
+
+
+def add(pending: Pending) -> int:
+    """Takes a pending collective and returns the number that the caller holds."""
+    number = next(_numbers)
+    _pending[number] = pending
+    return number
+
+
+def poll(handle: int) -> bool:
+    """Returns whether the collective has ended; True also for a handle that was already synchronised."""
+    pending = _pending.get(handle)
+    return pending is None or pending.engine.poll(pending.handle)
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for a collective and returns its result; None for an unknown or already synchronised handle.
+
+    Raises:
+        HorovodInternalError: the collective failed; the message says which ranks did what.
+    """
+    pending = _pending.pop(handle, None)
+    return None if pending is None else pending.wait()

@@ -1,0 +1,114 @@
+"""Python objects over the engine, by cloudpickle: its channels are authenticated, only ranks write to them."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+import cloudpickle
+
+from sparkvod._native import Engine, Memory
+from sparkvod.core import basics, ops
+from sparkvod.core.handles import Pending
+from sparkvod.core.process_sets import ProcessSet, global_process_set
+
+_SIZE = struct.Struct("=q")
+_UINT8 = ops.CODES["uint8"]
+_INT32 = ops.CODES["int32"]
+_INT64 = ops.CODES["int64"]
+
+
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Returns the root's object on every rank; on the root, the object itself.
+
+    Args:
+        obj: anything that cloudpickle takes; read on the root only.
+        root_rank: whose object it is.
+        name: name of the operation, for messages; the same on all ranks.
+        process_set: the global one.
+
+    Raises:
+        ValueError: the root is no rank, or the process set is not the global one.
+        HorovodInternalError: the collective failed.
+    """
+    ops.check_process_set(process_set)
+    engine, world = basics.engine(), basics.world()
+    ops.check_root(root_rank, world.size)
+    is_root = world.rank == root_rank
+    data = cloudpickle.dumps(obj) if is_root else b""
+    borrowed = None if name else world.borrow_name("broadcast_object")
+    base = name or borrowed
+    size = engine.allocate(_SIZE.size)
+    if is_root:
+        _write(size, _SIZE.pack(len(data)))
+    _wait(engine, engine.broadcast(f"{base}.size", size.address, size.address, 1, _INT64, root_rank, [1], False))
+    (length,) = _SIZE.unpack(_read(size, _SIZE.size))
+    body = engine.allocate(length)
+    if is_root:
+        _write(body, data)
+    _wait(
+        engine, engine.broadcast(f"{base}.data", body.address, body.address, length, _UINT8, root_rank, [length], False)
+    )
+    if borrowed is not None:
+        world.return_name("broadcast_object", borrowed)
+    return obj if is_root else cloudpickle.loads(_read(body, length))
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Returns the objects of all ranks, in rank order.
+
+    Args:
+        obj: anything that cloudpickle takes.
+        name: name of the operation, for messages; the same on all ranks.
+
+    Raises:
+        HorovodInternalError: the collective failed.
+    """
+    engine, world = basics.engine(), basics.world()
+    data = cloudpickle.dumps(obj)
+    body = engine.allocate(len(data))
+    _write(body, data)
+    borrowed = None if name else world.borrow_name("allgather_object")
+    handle = engine.allgather(f"{name or borrowed}.data", body.address, [len(data)], _UINT8, False)
+    memory, lengths = _wait(engine, handle, gathered=True)
+    if borrowed is not None:
+        world.return_name("allgather_object", borrowed)
+    view = memoryview(memory)
+    objects, at = [], 0
+    for length in lengths:
+        objects.append(cloudpickle.loads(view[at : at + length]))
+        at += length
+    return objects
+
+
+def any_rank(value: bool) -> bool:
+    """Returns whether ``value`` is true on any rank; a collective of four bytes.
+
+    Raises:
+        HorovodInternalError: the collective failed.
+    """
+    engine = basics.engine()
+    memory = engine.allocate(4)
+    _write(memory, struct.pack("=i", bool(value)))
+    _wait(
+        engine,
+        engine.allreduce("any_rank", memory.address, memory.address, 1, _INT32, ops.Sum, 1.0, 1.0, [1], False),
+    )
+    (count,) = struct.unpack("=i", _read(memory, 4))
+    return bool(count)
+
+
+def _wait(engine: Engine, handle: int, gathered: bool = False) -> Any:
+    finish = (lambda pending: engine.gathered(pending.handle)) if gathered else None
+    return Pending(engine, handle, finish, None).wait()
+
+
+def _write(memory: Memory, data: bytes) -> None:
+    ctypes.memmove(memory.address, data, len(data))
+
+
+def _read(memory: Memory, nbytes: int) -> bytes:
+    return ctypes.string_at(memory.address, nbytes)

@@ -1,0 +1,108 @@
+"""Codes, names and argument checks of the collectives."""
+
+from __future__ import annotations
+
+import warnings
+
+from sparkvod.core.process_sets import ProcessSet, global_process_set
+
+Average, Sum, Adasum, Min, Max, Product = range(6)
+
+_OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+_SUPPORTED = (Average, Sum)
+
+#: Names of the element types; a type's place is its code in the engine.
+DTYPES = (
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "bool",
+)
+CODES = {name: code for code, name in enumerate(DTYPES)}
+ITEMSIZES = (1, 1, 2, 2, 4, 8, 2, 2, 4, 8, 1)
+
+#: What can be summed; everything in ``DTYPES`` can be gathered and broadcast.
+REDUCIBLE = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
+REDUCIBLE_CODES = frozenset(CODES[name] for name in REDUCIBLE)
+
+
+def reduce_op(op: int | None, average: bool | None = None) -> int:
+    """Returns the reduce operation that the arguments of an allreduce ask for.
+
+    Args:
+        op: one of the constants, None for Average.
+        average: the peer's deprecated way to say Average (True) or Sum (False).
+
+    Raises:
+        ValueError: both were given, or the operation is unknown or not supported.
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError(
+                f"op={op!r} and average={average!r} were found, one of them was expected; leave out average"
+            )
+        warnings.warn("average= is deprecated, use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        return Average if average else Sum
+    if op is None or op == Average:
+        return Average
+    if op == Sum:
+        return Sum
+    return _reject(op)
+
+
+def _reject(op: object) -> int:
+    supported = " or ".join(_OP_NAMES[code] for code in _SUPPORTED)
+    if isinstance(op, int) and 0 <= op < len(_OP_NAMES):
+        raise ValueError(f"op={_OP_NAMES[op]} was found, the engine supports {supported}; use one of these")
+    raise ValueError(f"op={op!r} was found, {supported} was expected")
+
+
+def check_process_set(process_set: ProcessSet) -> None:
+    """Checks that a collective is for all ranks.
+
+    Raises:
+        ValueError: the set is not the global one.
+    """
+    if process_set is not global_process_set and process_set != global_process_set:
+        raise ValueError(
+            f"process_set={process_set!r} was found, the global process set was expected: "
+            "collectives among some of the ranks are not supported; leave process_set out"
+        )
+
+
+def check_reducible(code: int, what: str) -> None:
+    """Checks that the elements can be summed.
+
+    Args:
+        code: code of the dtype.
+        what: the operation's name, for the message.
+
+    Raises:
+        ValueError: they cannot; the message lists the types that can.
+    """
+    if code not in REDUCIBLE_CODES:
+        raise ValueError(
+            f"{what} of {DTYPES[code]} was found, one of {', '.join(REDUCIBLE)} was expected; cast the tensor"
+        )
+
+
+def check_root(root_rank: int, size: int) -> None:
+    """Checks the root of a broadcast.
+
+    Raises:
+        ValueError: it is no rank of the world.
+    """
+    if not 0 <= root_rank < size:
+        raise ValueError(f"root_rank={root_rank} was found, a rank from 0 to {size - 1} was expected")
+
+
+def predivide_scales(factor: float, size: int) -> tuple[float, float]:
+    """Returns (prescale, postscale) of a sum that averages, dividing by ``factor`` before it and the rest after it."""
+    return 1.0 / factor, factor / size

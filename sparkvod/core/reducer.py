@@ -1,0 +1,314 @@
+"""Buckets: gradients that are reduced together, declared once, in engine memory.
+
+A front end that knows its parameters plans buckets over them (:func:`plan_buckets`), lets gradients be views into
+the buckets' memory, and tells the :class:`Reducer` which gradients are ready. A bucket whose gradients are all ready
+is submitted as one allreduce in place, while others are still being computed. Buckets are submitted in their order,
+so that all ranks offer them in the same one; one that was incomplete in the step before does not hold up the others.
+
+Behind its gradients a bucket carries one flag per gradient, 1 where the rank had one. After the allreduce a flag
+above 0 says that some rank had a gradient, so that a parameter without any keeps none, as in a single process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sparkvod._native import Engine
+from sparkvod.core import ops
+from sparkvod.core.handles import Pending
+
+_ALIGNMENT = 64
+# The flags as Python's memoryview sees them: format, and the element that is 1.
+_FLAGS: dict[str, tuple[Literal["H", "f", "d"], float]] = {
+    "float16": ("H", 0x3C00),
+    "bfloat16": ("H", 0x3F80),
+    "float32": ("f", 1.0),
+    "float64": ("d", 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What the plan must know of a gradient: its parameter's name, number of elements, code of the wire's dtype."""
+
+    name: str
+    count: int
+    dtype: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a gradient lies: index of the gradient, first element and number of elements in its bucket."""
+
+    index: int
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """A bucket: its name, code of the dtype, slots, element where the flags begin, number of elements in all."""
+
+    name: str
+    dtype: int
+    slots: tuple[Slot, ...]
+    flags: int
+    count: int
+
+
+def plan_buckets(
+    gradients: Sequence[Gradient],
+    *,
+    prefix: str,
+    bucket_bytes: int,
+    first_bucket_bytes: int,
+    groups: Sequence[Sequence[int]] | None = None,
+) -> list[BucketPlan]:
+    """Distributes gradients over buckets.
+
+    Args:
+        gradients: in the order in which the forward pass uses their parameters, as far as known; buckets are filled
+            from the end, because the backward pass goes that way.
+        prefix: beginning of the buckets' names, the same on all ranks.
+        bucket_bytes: size at which a bucket is full.
+        first_bucket_bytes: the same for the first bucket of each dtype: a small one starts the communication early.
+        groups: indices of gradients that belong in one bucket each (in one per dtype, if they have several); what no
+            group names gets a bucket of its own. None: by size.
+
+    Returns:
+        The buckets, in the order in which they are expected to become ready.
+    """
+    by_size = groups is None
+    members = _by_size(gradients, bucket_bytes, first_bucket_bytes) if by_size else _by_group(gradients, groups or ())
+    members.sort(key=lambda indices: -min(indices))
+    return [_lay_out(gradients, indices, f"{prefix}.bucket{k}") for k, indices in enumerate(members)]
+
+
+def _by_size(gradients: Sequence[Gradient], bucket_bytes: int, first_bucket_bytes: int) -> list[list[int]]:
+    full: list[list[int]] = []
+    filling: dict[int, tuple[list[int], int]] = {}
+    limits: dict[int, int] = {}
+    for index in reversed(range(len(gradients))):
+        dtype = gradients[index].dtype
+        nbytes = gradients[index].count * ops.ITEMSIZES[dtype]
+        indices, used = filling.get(dtype, ([], 0))
+        if indices and used + nbytes > limits.get(dtype, first_bucket_bytes):
+            full.append(indices)
+            limits[dtype] = bucket_bytes
+            indices, used = [], 0
+        filling[dtype] = ([*indices, index], used + nbytes)
+    return full + [indices for indices, _ in filling.values()]
+
+
+def _by_group(gradients: Sequence[Gradient], groups: Sequence[Sequence[int]]) -> list[list[int]]:
+    grouped = {index for group in groups for index in group}
+    alone = [[index] for index in range(len(gradients)) if index not in grouped]
+    members: list[list[int]] = []
+    for group in [*groups, *alone]:
+        by_dtype: dict[int, list[int]] = {}
+        for index in group:
+            by_dtype.setdefault(gradients[index].dtype, []).append(index)
+        members.extend(by_dtype.values())
+    return members
+
+
+def _lay_out(gradients: Sequence[Gradient], indices: Sequence[int], name: str) -> BucketPlan:
+    dtype = gradients[indices[0]].dtype
+    step = _ALIGNMENT // ops.ITEMSIZES[dtype]
+    slots, at = [], 0
+    for index in indices:
+        slots.append(Slot(index, at, gradients[index].count))
+        at += -(-gradients[index].count // step) * step
+    first, last = gradients[indices[0]].name, gradients[indices[-1]].name
+    members = first if len(indices) == 1 else f"{first}..{last}"
+    return BucketPlan(f"{name}[{members}]", dtype, tuple(slots), at, at + len(indices))
+
+
+class Bucket:
+    """A planned bucket in engine memory.
+
+    Attributes:
+        plan: the plan.
+        memory: the engine memory; slot ``s`` begins at ``s.offset`` elements.
+    """
+
+    def __init__(self, engine: Engine, plan: BucketPlan) -> None:
+        self.plan = plan
+        self.itemsize = ops.ITEMSIZES[plan.dtype]
+        self.memory = engine.allocate(plan.count * self.itemsize)
+        flag_format, one = _FLAGS[ops.DTYPES[plan.dtype]]
+        present = struct.pack(f"{len(plan.slots)}{flag_format}", *([one] * len(plan.slots)))
+        self._all_present: memoryview[Any] = memoryview(present).cast(flag_format)
+        self._flags: memoryview[Any] = memoryview(self.memory).cast("B")[plan.flags * self.itemsize :].cast(flag_format)
+        self.absent: list[int] = []
+        self.waiting = len(plan.slots)
+        self.late = False
+        self.pending: Pending | None = None
+
+    def clear(self, position: int) -> None:
+        """Writes zeros for a gradient that this rank does not have."""
+        slot = self.plan.slots[position]
+        ctypes.memset(self.memory.address + slot.offset * self.itemsize, 0, slot.count * self.itemsize)
+        self.absent.append(position)
+
+    def write_flags(self) -> None:
+        """Writes which gradients this rank has."""
+        self._flags[:] = self._all_present
+        for position in self.absent:
+            self._flags[position] = 0
+
+    def had_gradient(self, position: int) -> bool:
+        """Returns, after the allreduce, whether any rank had the gradient."""
+        return self._flags[position] != 0
+
+    def reset(self) -> None:
+        """Begins the next step."""
+        self.absent.clear()
+        self.waiting = len(self.plan.slots)
+        self.pending = None
+
+
+class Reducer:
+    """Reduces buckets as their gradients become ready.
+
+    Args:
+        engine: where the buckets live and are reduced.
+        plans: the buckets, in the order of submission.
+        op: ``ops.Average`` or ``ops.Sum``.
+        prescale: factor for what goes in.
+        postscale: factor for what comes out.
+    """
+
+    def __init__(
+        self, engine: Engine, plans: Sequence[BucketPlan], op: int, prescale: float = 1.0, postscale: float = 1.0
+    ) -> None:
+        self._engine, self._op, self._prescale, self._postscale = engine, op, prescale, postscale
+        self.buckets: list[Bucket] = []
+        self._places: dict[int, tuple[Bucket, int]] = {}
+        self._ready: set[int] = set()
+        self._first_unsent = 0
+        self._lock = threading.Lock()
+        self.extend(plans)
+
+    def extend(self, plans: Sequence[BucketPlan]) -> None:
+        """Adds buckets behind the others, for gradients that no bucket has."""
+        for plan in plans:
+            bucket = Bucket(self._engine, plan)
+            self.buckets.append(bucket)
+            for position, slot in enumerate(plan.slots):
+                self._places[slot.index] = (bucket, position)
+
+    def place(self, index: int) -> tuple[Bucket, Slot]:
+        """Returns the bucket and the slot of a gradient."""
+        bucket, position = self._places[index]
+        return bucket, bucket.plan.slots[position]
+
+    @property
+    def begun(self) -> bool:
+        """Whether a gradient is ready that was not yet reduced."""
+        return bool(self._ready)
+
+    def ready(self, index: int) -> None:
+        """Says that a gradient lies in its slot, which belongs to the engine until :meth:`wait` has returned."""
+        with self._lock:
+            bucket, _ = self._places[index]
+            self._ready.add(index)
+            bucket.waiting -= 1
+            if bucket.waiting == 0:
+                self._submit(wake=True)
+
+    def missing(self) -> list[int]:
+        """Returns the gradients that are not ready: what :meth:`ready` or :meth:`absent` must be called for."""
+        missing = []
+        for bucket in self.buckets:
+            bucket.late = bucket.waiting > 0
+            if bucket.late:
+                missing += [slot.index for slot in bucket.plan.slots if slot.index not in self._ready]
+        return missing
+
+    def absent(self, index: int) -> None:
+        """Says that this rank has no such gradient in this step: zeros are sent for it."""
+        with self._lock:
+            bucket, position = self._places[index]
+            self._ready.add(index)
+            bucket.clear(position)
+            bucket.waiting -= 1
+
+    def wait(self) -> None:
+        """Waits until all buckets, each of whose gradients is ready or absent, are reduced.
+
+        Raises:
+            HorovodInternalError: an allreduce failed. The reducer is then as before the step.
+        """
+        with self._lock:
+            self._submit(wake=False)
+        error: BaseException | None = None
+        for bucket in self.buckets:
+            if bucket.pending is not None:
+                try:
+                    bucket.pending.wait()
+                except BaseException as e:
+                    error = error or e
+        if error is not None:
+            self.reset()
+            raise error
+
+    def had_gradient(self, index: int) -> bool:
+        """Returns, between :meth:`wait` and :meth:`reset`, whether any rank had the gradient."""
+        bucket, position = self._places[index]
+        return bucket.had_gradient(position)
+
+    def reset(self) -> None:
+        """Begins the next step."""
+        with self._lock:
+            self._ready.clear()
+            self._first_unsent = 0
+            for bucket in self.buckets:
+                bucket.reset()
+
+    def drain(self) -> None:
+        """Waits for what was submitted, whatever comes of it, and begins the next step.
+
+        Raises:
+            HorovodInternalError: an allreduce failed.
+        """
+        try:
+            for bucket in self.buckets:
+                if bucket.pending is not None:
+                    bucket.pending.wait()
+        finally:
+            self.reset()
+
+    def _submit(self, wake: bool) -> None:
+        for number in range(self._first_unsent, len(self.buckets)):
+            bucket = self.buckets[number]
+            if bucket.pending is not None:
+                continue
+            if bucket.waiting == 0:
+                self._send(bucket, wake)
+            elif not bucket.late:
+                break
+        while self._first_unsent < len(self.buckets) and self.buckets[self._first_unsent].pending is not None:
+            self._first_unsent += 1
+
+    def _send(self, bucket: Bucket, wake: bool) -> None:
+        bucket.write_flags()
+        plan, address = bucket.plan, bucket.memory.address
+        handle = self._engine.allreduce(
+            plan.name,
+            address,
+            address,
+            plan.count,
+            plan.dtype,
+            self._op,
+            self._prescale,
+            self._postscale,
+            [plan.count],
+            wake,
+        )
+        bucket.pending = Pending(self._engine, handle, None, bucket.memory)

@@ -1,0 +1,136 @@
+"""PyTorch tensors as the core sees them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sparkvod._native import Memory
+from sparkvod.core import basics, ops
+
+DTYPE_CODES: dict[torch.dtype, int] = {
+    getattr(torch, name): code for name, code in ops.CODES.items() if hasattr(torch, name)
+}
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+
+def dtype_code(dtype: torch.dtype, what: str = "the tensor") -> int:
+    """Returns the engine's code of a dtype.
+
+    Raises:
+        ValueError: it has none.
+    """
+    code = DTYPE_CODES.get(dtype)
+    if code is None:
+        known = ", ".join(str(known) for known in DTYPE_CODES)
+        raise ValueError(f"{what} of {dtype} was found, one of {known} was expected; cast it")
+    return code
+
+
+def dtype_of(code: int) -> torch.dtype:
+    """Returns the dtype with this code."""
+    return _DTYPES[code]
+
+
+def host(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor itself if it lies contiguously in host memory, else a copy that does."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"a {type(tensor).__name__} was found, a torch.Tensor was expected; convert it by torch.as_tensor"
+        )
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"a tensor of layout {tensor.layout} was found, a dense one was expected; call to_dense() first"
+        )
+    if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
+    return tensor.detach().cpu().contiguous()
+
+
+def describe(tensor: torch.Tensor) -> tuple[int, int, int, Sequence[int]]:
+    """Returns address, number of elements, code of the dtype and shape."""
+    code = DTYPE_CODES.get(tensor.dtype)
+    if code is None:
+        code = dtype_code(tensor.dtype)
+    return tensor.data_ptr(), tensor.numel(), code, tensor.shape
+
+
+def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of the same shape and dtype in host memory, not initialised."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies across devices and memory layouts, outside autograd."""
+    with torch.no_grad():
+        target.copy_(source)
+
+
+def place_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor on the device of ``like``."""
+    return tensor if like.is_cpu else tensor.to(like.device)
+
+
+def from_memory(memory: Memory, like: torch.Tensor, rows: int) -> torch.Tensor:
+    """Returns a tensor of ``rows`` rows over engine memory, which it keeps alive."""
+    shape = (rows, *like.shape[1:])
+    if math.prod(shape) == 0:
+        return torch.empty(shape, dtype=like.dtype)
+    return torch.frombuffer(memory, dtype=like.dtype, count=math.prod(shape)).view(shape)
+
+
+def empty(*shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Returns a tensor of zeros in engine memory: collectives on it, in place, need no copy between ranks of a host.
+
+    Args:
+        *shape: the dimensions, as integers or as one sequence.
+        dtype: the default dtype when None.
+
+    Raises:
+        NotInitializedError: before ``init``.
+        ValueError: the dtype has no code in the engine.
+    """
+    dims = torch.Size(shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape)
+    dtype = dtype or torch.get_default_dtype()
+    if dims.numel() == 0:
+        return torch.empty(dims, dtype=dtype)
+    itemsize = ops.ITEMSIZES[dtype_code(dtype)]
+    return over(basics.engine().allocate(dims.numel() * itemsize), dtype, 0, dims)
+
+
+def over(
+    memory: Memory, dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Returns a tensor over a part of engine memory, which it keeps alive.
+
+    It is no view of another tensor, so that autograd and ``zero_grad`` treat it like any gradient.
+
+    Args:
+        memory: the memory.
+        dtype: dtype of the elements.
+        offset: first element, counted in elements from the beginning of the memory.
+        shape: the dimensions, none of them 0.
+        stride: strides in elements, which must cover as many elements as ``shape`` has; None for contiguous.
+    """
+    itemsize = ops.ITEMSIZES[DTYPE_CODES[dtype]]
+    count = math.prod(shape)
+    tensor = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset * itemsize)
+    return tensor.resize_(tuple(shape)) if stride is None else tensor.as_strided_(tuple(shape), tuple(stride))
+
+
+def is_floating(tensor: torch.Tensor) -> bool:
+    """Returns whether the elements are real floating-point numbers."""
+    return tensor.dtype.is_floating_point
+
+
+def dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Returns the tensor's dtype."""
+    return tensor.dtype
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype | str) -> torch.Tensor:
+    """Returns the tensor in another dtype, given as such or by its name in ``ops.DTYPES``."""
+    return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)

@@ -1,0 +1,87 @@
+"""Derivatives of the collectives that return new tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from sparkvod.core import basics, collectives, ops
+from sparkvod.torch import adapter
+
+
+class Allreduce(Function):
+    """The gradient of an allreduce is the allreduce of the gradients, by the same operation and factors."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str, op: int, prescale: float, postscale: float) -> torch.Tensor:
+        """Reduces into a new tensor."""
+        ctx.arguments = (name, op, prescale, postscale)
+        return collectives.allreduce(adapter, tensor, name, op, prescale, postscale, in_place=False, wake=False).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Reduces the gradient."""
+        name, op, prescale, postscale = ctx.arguments
+        return Allreduce.apply(grads[0], f"{name}.grad", op, prescale, postscale), None, None, None, None
+
+
+class GroupedAllreduce(Function):
+    """As ``Allreduce``, for a list of tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, op: int, prescale: float, postscale: float, *tensors: torch.Tensor) -> Any:
+        """Reduces into new tensors."""
+        ctx.arguments = (name, op, prescale, postscale)
+        return tuple(
+            collectives.grouped_allreduce(
+                adapter, tensors, name, op, prescale, postscale, in_place=False, wake=False
+            ).wait()
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Reduces the gradients."""
+        name, op, prescale, postscale = ctx.arguments
+        return None, None, None, None, *GroupedAllreduce.apply(f"{name}.grad", op, prescale, postscale, *grads)
+
+
+class Allgather(Function):
+    """The gradient of an allgather is the average of the gradients over the ranks, of which each keeps its own rows."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Gathers into a new tensor."""
+        gathered, rows = collectives.allgather(adapter, tensor, name, wake=False).wait()
+        ctx.name, ctx.shape = name, tensor.shape
+        ctx.first = sum(rows[: basics.rank()])
+        ctx.rows = rows[basics.rank()]
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Averages the gradient and cuts out this rank's rows."""
+        averaged = Allreduce.apply(grads[0], f"{ctx.name}.grad", ops.Average, 1.0, 1.0)
+        return averaged.narrow(0, ctx.first, ctx.rows).reshape(ctx.shape), None
+
+
+class Broadcast(Function):
+    """The gradient of a broadcast is, on the root, the average of the gradients over the ranks; elsewhere zero."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str) -> torch.Tensor:
+        """Broadcasts into a new tensor."""
+        ctx.root_rank, ctx.name = root_rank, name
+        return collectives.broadcast(adapter, tensor, name, root_rank, in_place=False, wake=False).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Averages the gradient."""
+        averaged = Allreduce.apply(grads[0], f"{ctx.name}.grad", ops.Average, 1.0, 1.0)
+        return averaged if basics.rank() == ctx.root_rank else averaged * 0, None, None
+
+
+def wanted(tensor: torch.Tensor) -> bool:
+    """Returns whether autograd records operations on the tensor."""
+    return tensor.requires_grad and torch.is_grad_enabled()

@@ -1,0 +1,229 @@
+"""The exchange of gradients behind a distributed optimizer: autograd's hooks, backward passes, the current world."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sparkvod.core import basics, ops
+from sparkvod.core.compression import only_casts
+from sparkvod.core.objects import any_rank
+from sparkvod.torch.gradients import BucketGradients, CompressedGradients, Gradients, Reduction
+
+# The exchange whose hooks are on a parameter.
+_owners: Any = WeakTensorKeyDictionary()
+
+
+@dataclass
+class Settings:
+    """What ``DistributedOptimizer`` was asked for; plain values, so that an optimizer can be copied and pickled.
+
+    Attributes:
+        names: names of the parameters, in the order of the parameter groups.
+        compression: the compressor class.
+        passes: backward passes per step.
+        op: ``Average`` or ``Sum``.
+        predivide: gradient_predivide_factor.
+        groups: indices of parameters that share a bucket; None to fill buckets by size.
+        sparse_as_dense: whether sparse gradients are made dense.
+    """
+
+    names: list[str]
+    compression: Any
+    passes: int
+    op: int
+    predivide: float
+    groups: list[list[int]] | None
+    sparse_as_dense: bool
+
+
+class GradientExchange:
+    """Reduces the gradients of an optimizer's parameters, as they become ready where there is more than one rank.
+
+    Args:
+        optimizer: the optimizer; only its parameter groups are read.
+        settings: what was asked for.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings) -> None:
+        self.settings = settings
+        self._optimizer = weakref.ref(optimizer)
+        self._generation = 0
+        self._gradients: Gradients | None = None
+        self._names: list[str] = []
+        self._others: list[tuple[torch.nn.Parameter, str]] = []
+        self._passes_left: list[int] = []
+        self._hooks: list[Any] = []
+        weakref.finalize(self, _remove_all, self._hooks).atexit = False
+
+    # ---- the world ----
+
+    def attach(self) -> Gradients | None:
+        """Makes the exchange fit the current world; returns None in a world of one, where nothing is exchanged.
+
+        Raises:
+            NotInitializedError: there is no world.
+        """
+        world = basics.world()
+        if world.generation == self._generation:
+            return self._gradients
+        _remove_all(self._hooks)
+        self._generation = world.generation
+        self._gradients = None
+        self._names, self._others, self._passes_left = [], [], []
+        if world.size == 1:
+            return None
+        named = self._named_parameters()
+        self._others = [(parameter, name) for name, parameter in named if not parameter.requires_grad]
+        trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        names, parameters = [name for name, _ in trained], [parameter for _, parameter in trained]
+        self._gradients = self._make(parameters, names)
+        self._watch(parameters, names)
+        return self._gradients
+
+    def _named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        names = self.settings.names
+        # add_param_group brings parameters that have no name yet.
+        names += [f"allreduce.noname.added.{number}" for number in range(len(names), len(parameters))]
+        return list(zip(names, parameters, strict=True))
+
+    def _make(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> Gradients:
+        settings, world = self.settings, basics.world()
+        op, prescale, postscale = settings.op, 1.0, 1.0
+        if settings.predivide != 1.0:
+            op = ops.Sum
+            prescale, postscale = ops.predivide_scales(settings.predivide, world.size)
+        reduction = Reduction(op, prescale, postscale, settings.compression, settings.sparse_as_dense)
+        prefix = f"allreduce.optimizer{world.number('optimizer')}"
+        if not only_casts(settings.compression):
+            return CompressedGradients(parameters, names, reduction, prefix)
+        return BucketGradients(basics.engine(), parameters, names, reduction, self._groups_of(names), prefix)
+
+    def _groups_of(self, names: Sequence[str]) -> list[list[int]] | None:
+        # The settings count all parameters, the buckets only those that are trained.
+        if self.settings.groups is None:
+            return None
+        places = {name: place for place, name in enumerate(names)}
+        named = [[self.settings.names[index] for index in group] for group in self.settings.groups]
+        groups = [[places[name] for name in group if name in places] for group in named]
+        return [group for group in groups if group]
+
+    def _watch(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
+        myself = weakref.ref(self)
+        for parameter, name in zip(parameters, names, strict=True):
+            index = len(self._names)
+            self._names.append(name)
+            before = _owners.get(parameter)
+            if before is not None and (owner := before()) is not None and owner is not self:
+                owner.detach()
+            _owners[parameter] = myself
+            self._passes_left.append(self.settings.passes)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(_hook(myself, index)))
+
+    def adopt(self) -> None:
+        """Takes in parameters that were added to the optimizer, or made trainable, since the exchange was made.
+
+        All ranks do so in the same step, because they run the same program.
+        """
+        if self._gradients is None:
+            return
+        known = len(self._names) + len(self._others)
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        if known != sum(len(group["params"]) for group in optimizer.param_groups):
+            self._others += [(parameter, name) for name, parameter in self._named_parameters()[known:]]
+        if not self._others:
+            return
+        new = [(parameter, name) for parameter, name in self._others if parameter.requires_grad]
+        if new:
+            self._others = [(parameter, name) for parameter, name in self._others if not parameter.requires_grad]
+            parameters, names = [parameter for parameter, _ in new], [name for _, name in new]
+            self._gradients.extend(parameters, names)
+            self._watch(parameters, names)
+
+    # ---- a step ----
+
+    def on_gradient(self, index: int) -> None:
+        """Called by autograd when a backward pass has written a parameter's gradient."""
+        if self._generation != basics.generation():
+            if not basics.is_initialized():
+                return
+            self.attach()
+        if self._gradients is None:
+            return
+        if self._passes_left[index] <= 0:
+            raise AssertionError(
+                f"gradients were computed more than backward_passes_per_step={self.settings.passes} times before "
+                f"step() or synchronize() (parameter {self._names[index]!r}); call step() in between, or raise "
+                "backward_passes_per_step to accumulate gradients locally"
+            )
+        self._passes_left[index] -= 1
+        if self._passes_left[index] == 0:
+            self._gradients.take(index)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a gradient is on its way."""
+        return self._gradients is not None and self._gradients.begun
+
+    def begun_anywhere(self) -> bool:
+        """Returns whether a gradient is on its way on any rank; a collective."""
+        return self.attach() is not None and any_rank(self.begun)
+
+    def reduce(self) -> None:
+        """Reduces all gradients and waits.
+
+        Raises:
+            HorovodInternalError: an allreduce failed; the gradients are then undefined.
+        """
+        gradients = self.attach()
+        if gradients is None:
+            return
+        self.adopt()
+        try:
+            gradients.reduce()
+        finally:
+            self.new_step()
+
+    def new_step(self) -> None:
+        """Begins to count backward passes anew."""
+        self._passes_left = [self.settings.passes] * len(self._names)
+
+    def drain(self) -> None:
+        """Waits for what is on its way and forgets it."""
+        if self._gradients is not None and self._generation == basics.generation():
+            self._gradients.drain()
+        self.new_step()
+
+    def detach(self) -> None:
+        """Lets go of the parameters, for another optimizer; the next step takes them back.
+
+        Wrapping a model's parameters again, as a notebook does that runs a cell twice, thus reduces them once.
+        """
+        self.drain()
+        _remove_all(self._hooks)
+        self._generation = 0
+        self._gradients = None
+
+
+def _hook(exchange: weakref.ref[GradientExchange], index: int) -> Callable[[torch.Tensor], None]:
+    # Weak, so that parameters do not keep an optimizer alive that the program has dropped.
+    def on_gradient(_: torch.Tensor) -> None:
+        alive = exchange()
+        if alive is not None:
+            alive.on_gradient(index)
+
+    return on_gradient
+
+
+def _remove_all(hooks: list[Any]) -> None:
+    while hooks:
+        hooks.pop().remove()

@@ -1,0 +1,297 @@
+"""Where gradients go between autograd and the optimizer: buckets in engine memory, or a compressor of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from sparkvod import config
+from sparkvod._native import Engine
+from sparkvod.core import collectives
+from sparkvod.core.handles import Pending
+from sparkvod.core.ops import CODES
+from sparkvod.core.reducer import BucketPlan, Gradient, Reducer, plan_buckets
+from sparkvod.torch import adapter
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are reduced: operation, factors before and after it, compressor, whether sparse become dense."""
+
+    op: int
+    prescale: float
+    postscale: float
+    compression: Any
+    sparse_as_dense: bool
+
+
+class Gradients(Protocol):
+    """Takes gradients as they become ready and gives them back reduced, as ``parameter.grad``."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether a gradient was taken that is not yet reduced."""
+
+    def take(self, index: int) -> None:
+        """Takes the complete gradient of a parameter; it must not be touched until :meth:`reduce`."""
+
+    def reduce(self) -> None:
+        """Takes what is missing, waits, and sets the parameters' gradients."""
+
+    def drain(self) -> None:
+        """Waits for what was started and forgets it."""
+
+    def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
+        """Adds parameters behind the others."""
+
+
+def dense(gradient: torch.Tensor, name: str, sparse_as_dense: bool) -> torch.Tensor:
+    """Returns a gradient outside autograd's graph and dense.
+
+    Raises:
+        ValueError: it is sparse and must not be made dense.
+    """
+    gradient = gradient.detach() if gradient.requires_grad else gradient
+    if gradient.layout is torch.strided:
+        return gradient
+    if not sparse_as_dense:
+        raise ValueError(
+            f"a gradient of layout {gradient.layout} was found for {name!r}, a dense one was expected; "
+            "pass sparse_as_dense=True to DistributedOptimizer"
+        )
+    return gradient.to_dense()
+
+
+class BucketGradients:
+    """Gradients as views into buckets.
+
+    A gradient that autograd wrote elsewhere is copied into its bucket once and ``parameter.grad`` becomes the view;
+    one that already is the view (accumulated in place after ``zero_grad(set_to_none=False)``) is not copied at all. A
+    gradient of another dtype than the wire's, or on another device, stays where it is and is copied there and back.
+
+    Args:
+        engine: engine of the world.
+        parameters: the parameters.
+        names: their names.
+        reduction: how to reduce.
+        groups: indices of parameters that share a bucket, None to fill buckets by size.
+        prefix: beginning of the buckets' names.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        parameters: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        reduction: Reduction,
+        groups: Sequence[Sequence[int]] | None,
+        prefix: str,
+    ) -> None:
+        self._reduction = reduction
+        self._prefix = prefix
+        self._parameters: list[torch.nn.Parameter] = []
+        self._names: list[str] = []
+        self._views: list[torch.Tensor] = []
+        self._staged: set[int] = set()
+        self._reducer = Reducer(engine, (), reduction.op, reduction.prescale, reduction.postscale)
+        self._add(parameters, names, groups, prefix)
+
+    def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
+        """Adds parameters, in buckets of their own."""
+        self._add(parameters, names, None, f"{self._prefix}.from{len(self._parameters)}")
+
+    def _add(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        groups: Sequence[Sequence[int]] | None,
+        prefix: str,
+    ) -> None:
+        first = len(self._parameters)
+        gradients = [
+            Gradient(name, parameter.numel(), self._wire(parameter, name))
+            for name, parameter in zip(names, parameters, strict=True)
+        ]
+        plans = plan_buckets(
+            gradients,
+            prefix=prefix,
+            bucket_bytes=config.get("bucket_bytes"),
+            first_bucket_bytes=config.get("first_bucket_bytes"),
+            groups=groups,
+        )
+        self._reducer.extend([_shifted(plan, first) for plan in plans])
+        self._parameters += parameters
+        self._names += names
+        for index in range(first, len(self._parameters)):
+            self._views.append(self._view(index))
+
+    def _wire(self, parameter: torch.nn.Parameter, name: str) -> int:
+        if not parameter.dtype.is_floating_point:
+            raise ValueError(
+                f"parameter {name!r} of {parameter.dtype} was found, a real floating-point one was expected; "
+                "keep it out of the optimizer that is distributed"
+            )
+        wire = self._reduction.compression.wire
+        return adapter.dtype_code(parameter.dtype, f"parameter {name!r}") if wire is None else CODES[wire]
+
+    def _view(self, index: int) -> torch.Tensor:
+        parameter = self._parameters[index]
+        bucket, slot = self._reducer.place(index)
+        dtype = adapter.dtype_of(bucket.plan.dtype)
+        if slot.count == 0:
+            return torch.empty(parameter.shape, dtype=dtype)
+        # The parameter's own memory order, so that the optimizer's fused loops find equal strides.
+        stride = parameter.stride() if _fills_its_memory(parameter) else None
+        return adapter.over(bucket.memory, dtype, slot.offset, parameter.shape, stride)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a gradient was taken that is not yet reduced."""
+        return self._reducer.begun
+
+    def take(self, index: int) -> None:
+        """Puts a complete gradient in its bucket; a full bucket's allreduce begins."""
+        parameter, view = self._parameters[index], self._views[index]
+        if parameter.grad is not view:
+            self._load(index, parameter, view)
+        self._reducer.ready(index)
+
+    def _load(self, index: int, parameter: torch.nn.Parameter, view: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        gradient = dense(parameter.grad, self._names[index], self._reduction.sparse_as_dense)
+        view.copy_(gradient)
+        if self._is_direct(parameter, view):
+            parameter.grad = view
+        else:
+            self._staged.add(index)
+            if gradient is not parameter.grad:
+                parameter.grad = gradient
+
+    @staticmethod
+    def _is_direct(parameter: torch.nn.Parameter, view: torch.Tensor) -> bool:
+        return parameter.dtype == view.dtype and parameter.is_cpu
+
+    def reduce(self) -> None:
+        """Completes all buckets, waits, and sets the gradients; those that no rank had stay None."""
+        without = []
+        for index in self._reducer.missing():
+            if self._parameters[index].grad is None:
+                self._reducer.absent(index)
+                without.append(index)
+            else:
+                self.take(index)
+        try:
+            self._reducer.wait()
+            for index in self._staged:
+                gradient = self._parameters[index].grad
+                assert gradient is not None
+                adapter.copy_into(gradient, self._views[index])
+            for index in without:
+                if self._reducer.had_gradient(index):
+                    self._parameters[index].grad = self._received(index)
+        finally:
+            self._staged.clear()
+            self._reducer.reset()
+
+    def _received(self, index: int) -> torch.Tensor:
+        parameter, view = self._parameters[index], self._views[index]
+        if self._is_direct(parameter, view):
+            return view
+        return view.to(device=parameter.device, dtype=parameter.dtype, copy=True)
+
+    def drain(self) -> None:
+        """Waits for what was started and forgets it."""
+        self._staged.clear()
+        self._reducer.drain()
+
+
+def _fills_its_memory(parameter: torch.Tensor) -> bool:
+    # True when the strides are a permutation of contiguous ones: no element is skipped or shared.
+    expected = 1
+    for stride, length in sorted(
+        (stride, length) for stride, length in zip(parameter.stride(), parameter.shape, strict=True) if length > 1
+    ):
+        if stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _shifted(plan: BucketPlan, first: int) -> BucketPlan:
+    return replace(plan, slots=tuple(replace(slot, index=slot.index + first) for slot in plan.slots))
+
+
+class CompressedGradients:
+    """Gradients that a compressor of the user's takes one by one, each reduced under its own name.
+
+    Args:
+        parameters: the parameters.
+        names: their names.
+        reduction: how to reduce.
+        prefix: beginning of the operations' names.
+    """
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str], reduction: Reduction, prefix: str
+    ) -> None:
+        self._parameters, self._names = list(parameters), list(names)
+        self._reduction, self._prefix = reduction, prefix
+        self._started: dict[int, tuple[Pending, Any]] = {}
+
+    def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
+        """Adds parameters behind the others."""
+        self._parameters += parameters
+        self._names += names
+
+    @property
+    def begun(self) -> bool:
+        """Whether a gradient was taken that is not yet reduced."""
+        return bool(self._started)
+
+    def take(self, index: int) -> None:
+        """Compresses a complete gradient and begins its allreduce."""
+        parameter, name, reduction = self._parameters[index], self._names[index], self._reduction
+        assert parameter.grad is not None
+        compressed, context = reduction.compression.compress(dense(parameter.grad, name, reduction.sparse_as_dense))
+        pending = collectives.allreduce(
+            adapter,
+            compressed,
+            f"{self._prefix}.{name}",
+            reduction.op,
+            reduction.prescale,
+            reduction.postscale,
+            in_place=True,
+        )
+        self._started[index] = pending, context
+
+    def reduce(self) -> None:
+        """Sends zeros for the gradients that are missing, waits, and sets all gradients."""
+        for index, parameter in enumerate(self._parameters):
+            if index not in self._started:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self.take(index)
+        started, self._started = self._started, {}
+        error: BaseException | None = None
+        for index, (pending, context) in started.items():
+            try:
+                reduced = self._reduction.compression.decompress(pending.wait(), context)
+            except BaseException as e:
+                error = error or e
+                continue
+            gradient = self._parameters[index].grad
+            if gradient is not None and gradient.layout is torch.strided:
+                adapter.copy_into(gradient, reduced)
+            else:
+                self._parameters[index].grad = reduced
+        if error is not None:
+            raise error
+
+    def drain(self) -> None:
+        """Waits for what was started and forgets it."""
+        started, self._started = self._started, {}
+        for pending, _ in started.values():
+            pending.wait()

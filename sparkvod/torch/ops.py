@@ -1,0 +1,333 @@
+"""The collectives on PyTorch tensors.
+
+Each takes ``name``, which must be the same on all ranks (by default ranks that call in the same order agree), and
+``process_set``, the global one. ``*_async`` forms return a handle for :func:`poll` and :func:`synchronize`; a name may
+not be used twice at a time. The forms that return a new tensor at once are differentiable.
+
+Errors of all of them: ``NotInitializedError`` before ``init``; ``ValueError`` for an argument or dtype that cannot be
+used or a name in flight; ``HorovodInternalError`` when the collective failed, because ranks disagree
+(``MismatchError``), one was lost (``PeerLostError``) or late (``CollectiveTimeoutError``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from sparkvod.core import basics, collectives, handles
+from sparkvod.core.handles import poll, synchronize
+from sparkvod.core.ops import check_process_set, reduce_op
+from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.torch import adapter, autograd
+from sparkvod.torch.compression import Compression
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "poll",
+    "synchronize",
+]
+
+T = TypeVar("T")
+
+
+def _now(kind: str, name: str | None, run: Callable[[str], T]) -> T:
+    # Runs an operation that the caller waits for, under its own or a borrowed name.
+    if name is not None:
+        return run(name)
+    world = basics.world()
+    borrowed = world.borrow_name(kind)
+    try:
+        return run(borrowed)
+    finally:
+        world.return_name(kind, borrowed)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts :func:`allreduce`, uncompressed; returns a handle. The tensor must not be changed until it is done."""
+    op = reduce_op(op, average)
+    check_process_set(process_set)
+    name = name or basics.world().new_name("allreduce")
+    return handles.add(
+        collectives.allreduce(adapter, tensor, name, op, prescale_factor, postscale_factor, in_place=False)
+    )
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts :func:`allreduce_`; returns a handle. The tensor must not be touched until it is done."""
+    op = reduce_op(op, average)
+    check_process_set(process_set)
+    name = name or basics.world().new_name("allreduce")
+    return handles.add(
+        collectives.allreduce(adapter, tensor, name, op, prescale_factor, postscale_factor, in_place=True)
+    )
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Returns the sum or average of the ranks' tensors. Differentiable.
+
+    Args:
+        tensor: of int32, int64, float16, bfloat16, float32 or float64, of the same shape and dtype on all ranks.
+        average: deprecated; True for Average, False for Sum.
+        name: name of the operation, the same on all ranks.
+        compression: what the tensor is sent as.
+        op: ``Average`` (the default; truncating for integers) or ``Sum``.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+        process_set: the global one.
+
+    Returns:
+        A new tensor of the shape, dtype and device of ``tensor``.
+    """
+    op = reduce_op(op, average)
+    check_process_set(process_set)
+    compressed, context = compression.compress(tensor)
+
+    def run(name: str) -> torch.Tensor:
+        if isinstance(compressed, torch.Tensor) and autograd.wanted(compressed):
+            return autograd.Allreduce.apply(compressed, name, op, prescale_factor, postscale_factor)
+        return collectives.allreduce(
+            adapter, compressed, name, op, prescale_factor, postscale_factor, in_place=False, wake=False
+        ).wait()
+
+    return compression.decompress(_now("allreduce", name, run), context)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """As :func:`allreduce`, in place and not differentiable; returns the tensor."""
+    op = reduce_op(op, average)
+    if process_set is not global_process_set:
+        check_process_set(process_set)
+    world = basics.world()
+    borrowed = name or world.borrow_name("allreduce")
+    try:
+        return collectives.allreduce_now(adapter, tensor, borrowed, op, prescale_factor, postscale_factor)
+    finally:
+        if name is None:
+            world.return_name("allreduce", borrowed)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts :func:`grouped_allreduce` without compression; returns one handle, whose result is the list."""
+    op = reduce_op(op, average)
+    check_process_set(process_set)
+    name = name or basics.world().new_name("grouped_allreduce")
+    return handles.add(
+        collectives.grouped_allreduce(
+            adapter, list(tensors), name, op, prescale_factor, postscale_factor, in_place=False
+        )
+    )
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts :func:`grouped_allreduce_`; returns one handle, whose result is the list."""
+    op = reduce_op(op, average)
+    check_process_set(process_set)
+    name = name or basics.world().new_name("grouped_allreduce")
+    return handles.add(
+        collectives.grouped_allreduce(
+            adapter, list(tensors), name, op, prescale_factor, postscale_factor, in_place=True
+        )
+    )
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """As :func:`allreduce`, for a list of tensors that are reduced as one unit. Differentiable."""
+    op = reduce_op(op, average)
+    check_process_set(process_set)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    compressed = [tensor for tensor, _ in pairs]
+
+    def run(name: str) -> Sequence[torch.Tensor]:
+        if any(isinstance(tensor, torch.Tensor) and autograd.wanted(tensor) for tensor in compressed):
+            return autograd.GroupedAllreduce.apply(name, op, prescale_factor, postscale_factor, *compressed)
+        return collectives.grouped_allreduce(
+            adapter, compressed, name, op, prescale_factor, postscale_factor, in_place=False, wake=False
+        ).wait()
+
+    reduced = _now("grouped_allreduce", name, run)
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """As :func:`grouped_allreduce`, in place and not differentiable; returns the list."""
+    op = reduce_op(op, average)
+    check_process_set(process_set)
+    tensors = list(tensors)
+
+    def run(name: str) -> list[torch.Tensor]:
+        return collectives.grouped_allreduce(
+            adapter, tensors, name, op, prescale_factor, postscale_factor, in_place=True, wake=False
+        ).wait()
+
+    return _now("grouped_allreduce", name, run)
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Starts :func:`allgather`; returns a handle."""
+    check_process_set(process_set)
+    name = name or basics.world().new_name("allgather")
+    pending = collectives.allgather(adapter, tensor, name)
+    gather = pending.finish
+    assert gather is not None
+    pending.finish = lambda ended: gather(ended)[0]
+    return handles.add(pending)
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Returns the ranks' tensors, one behind the other along dimension 0. Differentiable.
+
+    Args:
+        tensor: of any dtype that the engine knows; dimension 0 may differ between ranks, the others may not. A scalar
+            counts as one element.
+        name: name of the operation, the same on all ranks.
+        process_set: the global one.
+    """
+    check_process_set(process_set)
+
+    def run(name: str) -> torch.Tensor:
+        if isinstance(tensor, torch.Tensor) and autograd.wanted(tensor):
+            return autograd.Allgather.apply(tensor, name)
+        return collectives.allgather(adapter, tensor, name, wake=False).wait()[0]
+
+    return _now("allgather", name, run)
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts :func:`broadcast`; returns a handle."""
+    check_process_set(process_set)
+    name = name or basics.world().new_name("broadcast")
+    return handles.add(collectives.broadcast(adapter, tensor, name, root_rank, in_place=False))
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts :func:`broadcast_`; returns a handle."""
+    check_process_set(process_set)
+    name = name or basics.world().new_name("broadcast")
+    return handles.add(collectives.broadcast(adapter, tensor, name, root_rank, in_place=True))
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Returns a copy of the root's tensor. Differentiable.
+
+    Args:
+        tensor: of any dtype that the engine knows, of the same shape and dtype on all ranks.
+        root_rank: whose tensor it is.
+        name: name of the operation, the same on all ranks.
+        process_set: the global one.
+    """
+    check_process_set(process_set)
+
+    def run(name: str) -> torch.Tensor:
+        if isinstance(tensor, torch.Tensor) and autograd.wanted(tensor):
+            return autograd.Broadcast.apply(tensor, root_rank, name)
+        return collectives.broadcast(adapter, tensor, name, root_rank, in_place=False, wake=False).wait()
+
+    return _now("broadcast", name, run)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """As :func:`broadcast`, in place and not differentiable; returns the tensor."""
+    check_process_set(process_set)
+
+    def run(name: str) -> torch.Tensor:
+        return collectives.broadcast(adapter, tensor, name, root_rank, in_place=True, wake=False).wait()
+
+    return _now("broadcast", name, run)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when all ranks have called it."""
+    check_process_set(process_set)
+    _now("barrier", None, collectives.barrier)

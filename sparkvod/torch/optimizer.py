@@ -1,0 +1,301 @@
+"""``DistributedOptimizer``: a PyTorch optimizer whose gradients are reduced over the ranks while backward runs.
+
+To make updates equal to those of one process on the same global batch, also when ranks have different numbers of rows
+or none: pass ``op=Sum`` and scale each rank's mean loss by *its rows / all ranks' rows of this step*. A rank without
+rows calls ``step()`` without a backward pass and contributes nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from sparkvod.core import ops
+from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.torch.compression import Compression
+from sparkvod.torch.exchange import GradientExchange, Settings
+
+__all__ = ["DistributedOptimizer"]
+
+
+class _Distributed(Optimizer):
+    """What a distributed optimizer does differently; mixed in before the user's class."""
+
+    _exchange: GradientExchange
+    _synchronized: bool
+    _synchronizes: bool
+
+    def _start(self, settings: Settings) -> None:
+        self._exchange = GradientExchange(self, settings)
+        self._synchronized = False
+        self._synchronizes = True
+
+    def synchronize(self) -> None:
+        """Reduces all gradients and waits for them, so that they can be looked at or clipped before ``step()``.
+
+        Call ``step()`` inside :meth:`skip_synchronize` after it. Gradients that no rank has stay None.
+
+        Raises:
+            HorovodInternalError: an allreduce failed.
+        """
+        self._exchange.reduce()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it ``step()`` takes the gradients as they are."""
+        self._synchronizes = False
+        try:
+            yield
+        finally:
+            self._synchronizes = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes accumulate locally before their sum is reduced.
+
+        Raises:
+            ValueError: it is not positive.
+        """
+        self._exchange.settings.passes = _positive(passes)
+        self._exchange.new_step()
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Reduces the gradients, unless :meth:`synchronize` did, and makes the wrapped optimizer's step.
+
+        A closure's gradients are reduced each time that it has run.
+
+        Args:
+            closure: computes the loss again, as for the wrapped optimizer.
+            **kwargs: passed on.
+
+        Raises:
+            HorovodInternalError: an allreduce failed; no parameter was changed by this rank's step.
+        """
+        synchronized, self._synchronized = self._synchronized, False
+        if not self._synchronizes:
+            return _step(super().step, closure, kwargs)
+        if synchronized:
+            warnings.warn(
+                "step() was called after synchronize() and does not reduce again; call it within "
+                "'with optimizer.skip_synchronize():' to say that this is meant",
+                stacklevel=2,
+            )
+        if closure is None:
+            if not synchronized:
+                self._exchange.reduce()
+            return _step(super().step, None, kwargs)
+        if not synchronized and self._exchange.begun_anywhere():
+            self._exchange.reduce()
+
+        def reduced() -> Any:
+            loss = closure()
+            self._exchange.reduce()
+            return loss
+
+        return _step(super().step, reduced, kwargs)
+
+    # The wrapped class's step runs the user's step hooks; torch must not wrap this one to run them again.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clears the gradients, as the wrapped optimizer does.
+
+        Raises:
+            AssertionError: gradients are on their way: between ``backward()`` and ``step()`` or ``synchronize()``.
+        """
+        if self._exchange.begun:
+            raise AssertionError(
+                "zero_grad() was called between backward() and step() or synchronize(), while gradients are being "
+                "reduced; call it after step() or before backward()"
+            )
+        self._exchange.new_step()
+        super().zero_grad(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the wrapped optimizer's state; what is on its way is waited for and forgotten."""
+        self._exchange.drain()
+        self._synchronized = False
+        super().load_state_dict(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        base = type(self).__mro__[2]
+        return _rebuild, (base, self._exchange.settings), self.__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._start(self._exchange.settings)
+
+
+def _step(step: Callable[..., Any], closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+    return step(closure, **kwargs) if closure is not None else step(**kwargs)
+
+
+_classes: dict[type[Optimizer], type[_Distributed]] = {}
+
+
+def _distributed_class(base: type[Optimizer]) -> type[_Distributed]:
+    if base not in _classes:
+        members = {"__doc__": base.__doc__, "__module__": base.__module__}
+        _classes[base] = type(base.__name__, (_Distributed, base), members)
+    return _classes[base]
+
+
+def _rebuild(base: type[Optimizer], settings: Settings) -> _Distributed:
+    # First half of copying and unpickling; __setstate__ brings the parameters. Hooks come with the next step.
+    optimizer = object.__new__(_distributed_class(base))
+    optimizer._start(settings)
+    return optimizer
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[torch.nn.Parameter]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Returns an optimizer that reduces the gradients over all ranks before each step of ``optimizer``.
+
+    The result is of a class derived from the optimizer's own, with its name, and shares its parameter groups and state;
+    use it in its place. Each gradient enters its bucket as soon as the backward pass has it, and a bucket whose
+    gradients are all there is reduced while the backward pass goes on. In a world of one nothing is added.
+
+    Args:
+        optimizer: the optimizer to wrap.
+        named_parameters: pairs of name and parameter, for messages; all parameters or none.
+        compression: ``Compression.none``, ``.fp16``, ``.bf16``, or a class with ``compress`` and ``decompress``.
+        backward_passes_per_step: backward passes whose gradients are summed locally before they are reduced.
+        op: ``Average`` or ``Sum``.
+        gradient_predivide_factor: with ``Average``: gradients are divided by it before the sum and by the rest of the
+            number of ranks after it.
+        num_groups: deprecated; use ``groups``.
+        groups: what is reduced together: a number of groups of consecutive parameters, or lists of parameters, the
+            others being reduced one by one. None: buckets by size, in the order of the backward pass.
+        sparse_as_dense: makes sparse gradients dense; without it they are an error.
+        process_set: the global one.
+
+    Raises:
+        NotInitializedError: before ``init``.
+        ValueError: an argument, or a parameter's dtype, cannot be used.
+    """
+    ops.check_process_set(process_set)
+    op = ops.reduce_op(op)
+    if gradient_predivide_factor != 1.0 and op != ops.Average:
+        raise ValueError(
+            f"gradient_predivide_factor={gradient_predivide_factor} was found with op=Sum, it was expected with "
+            "op=Average only; leave it out"
+        )
+    if gradient_predivide_factor <= 0:
+        raise ValueError(
+            f"gradient_predivide_factor={gradient_predivide_factor} was found, a positive one was expected"
+        )
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if num_groups:
+        warnings.warn("num_groups= is deprecated, use groups=", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    settings = Settings(
+        names=_names(optimizer, named_parameters),
+        compression=compression,
+        passes=_positive(backward_passes_per_step),
+        op=op,
+        predivide=gradient_predivide_factor,
+        groups=_groups(groups, parameters),
+        sparse_as_dense=sparse_as_dense,
+    )
+    base = type(optimizer)
+    if issubclass(base, _Distributed):
+        raise ValueError("an optimizer that is already distributed was found, a plain one was expected; wrap it once")
+    distributed = object.__new__(_distributed_class(base))
+    # A learning-rate scheduler may have put its wrapper of the old step in the instance.
+    distributed.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    distributed._start(settings)
+    distributed._exchange.attach()
+    return distributed
+
+
+def _positive(passes: int) -> int:
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step={passes} was found, a positive number was expected")
+    return passes
+
+
+def _names(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Any]] | None) -> list[str]:
+    if named_parameters is None:
+        return [
+            f"noname.{number}.{index}"
+            for number, group in enumerate(optimizer.param_groups)
+            for index in range(len(group["params"]))
+        ]
+    pairs = list(named_parameters)
+    strange = [entry for entry in pairs if not (isinstance(entry, tuple) and len(entry) == 2)]
+    if strange:
+        raise ValueError(
+            f"a {type(strange[0]).__name__} was found in named_parameters, (name, parameter) tuples were expected; "
+            "pass model.named_parameters()"
+        )
+    seen = [name for name, _ in pairs]
+    twice = sorted({name for name in seen if seen.count(name) > 1}) if len(set(seen)) < len(seen) else []
+    if twice:
+        raise ValueError(
+            f"named_parameters has {', '.join(twice)} more than once, unique names were expected; "
+            "put a prefix before the names of each model"
+        )
+    by_id = {id(parameter): name for name, parameter in pairs}
+    names, unnamed = [], []
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            name = by_id.get(id(parameter))
+            names.append(name or "")
+            if name is None:
+                unnamed.append(f"group {number}, index {index}, shape {tuple(parameter.shape)}")
+    if unnamed:
+        raise ValueError(
+            f"{len(unnamed)} parameters of the optimizer were found that named_parameters does not name "
+            f"({'; '.join(unnamed[:3])}), all or none were expected; pass the named_parameters() of the whole model"
+        )
+    return names
+
+
+def _groups(
+    groups: int | list[list[torch.nn.Parameter]] | None, parameters: list[torch.nn.Parameter]
+) -> list[list[int]] | None:
+    if groups is None:
+        return None
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 0:
+            raise ValueError(f"groups={groups} was found, a number of groups or lists of parameters were expected")
+        return _chunks(groups, len(parameters)) if groups else None
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError(f"groups={groups!r} was found, a number of groups or lists of parameters were expected")
+    places = {id(parameter): index for index, parameter in enumerate(parameters)}
+    indices: list[list[int]] = []
+    seen: set[int] = set()
+    for group in groups:
+        indices.append([])
+        for parameter in group:
+            if not isinstance(parameter, torch.Tensor):
+                raise ValueError(f"a {type(parameter).__name__} was found in groups, parameters were expected")
+            if id(parameter) in seen:
+                raise ValueError(
+                    f"a parameter of shape {tuple(parameter.shape)} was found twice in groups, once was expected"
+                )
+            seen.add(id(parameter))
+            if id(parameter) in places:
+                indices[-1].append(places[id(parameter)])
+    return [group for group in indices if group]
+
+
+def _chunks(number: int, count: int) -> list[list[int]]:
+    number = min(number, count)
+    bounds = [count * k // number for k in range(number + 1)]
+    return [list(range(first, end)) for first, end in zip(bounds, bounds[1:], strict=False)]
