@@ -1,0 +1,190 @@
+// The algorithms over every transport, on worlds of any size, without an engine above them.
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "native/collectives/direct.h"
+#include "native/collectives/dissemination.h"
+#include "native/collectives/ring.h"
+#include "tests/native/check.h"
+#include "tests/native/transport/worlds.h"
+
+namespace sparkvod {
+namespace {
+
+using check::Board;
+using check::ConfigOf;
+using check::ForEachTransport;
+using check::Transport;
+
+const std::vector<int> kWorldSizes = {1, 2, 3, 5, 8};
+const std::vector<size_t> kCounts = {0, 1, 2, 7, 16, 1001, 70001};
+
+void OnEveryWorld(const std::function<void(Communicator&, Board&)>& body) {
+  for (int size : kWorldSizes) {
+    ForEachTransport(size, [&](World& world, const Transport& transport, Board& board) {
+      Communicator comm(&world, ConfigOf(transport), [] { return Result(); });
+      body(comm, board);
+    });
+  }
+}
+
+// What rank r contributes at i, small enough that sums of any order are exact.
+float Term(int rank, size_t i) {
+  return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 101);
+}
+
+std::vector<float> Terms(int rank, size_t count) {
+  std::vector<float> terms(count);
+  for (size_t i = 0; i < count; ++i) terms[i] = Term(rank, i);
+  return terms;
+}
+
+std::vector<float> Sums(int size, size_t count, double scale = 1) {
+  std::vector<float> sums(count);
+  for (size_t i = 0; i < count; ++i) {
+    for (int r = 0; r < size; ++r) sums[i] += Term(r, i);
+    sums[i] *= static_cast<float>(scale);
+  }
+  return sums;
+}
+
+TEST(RingAllreduceSums) {
+  OnEveryWorld([](Communicator& comm, Board&) {
+    if (comm.size() == 1) return;
+    for (size_t count : kCounts) {
+      for (double scale : {1.0, 0.5}) {
+        std::vector<float> data = Terms(comm.rank(), count);
+        EXPECT_EQ(
+            RingAllreduce(comm, DType::kFloat32, data.data(), count, Finish{scale, 1}).Report(),
+            "ok");
+        EXPECT(data == Sums(comm.size(), count, scale));
+      }
+    }
+  });
+}
+
+TEST(RingAllgatherTakesUnequalBlocks) {
+  OnEveryWorld([](Communicator& comm, Board&) {
+    std::vector<size_t> offsets = {0};
+    for (int r = 0; r < comm.size(); ++r)
+      offsets.push_back(offsets.back() + static_cast<size_t>(r == 1 ? 0 : 1000 * r + 1));
+    std::string data(offsets.back(), '.');
+    const auto begin = offsets[static_cast<size_t>(comm.rank())],
+               end = offsets[static_cast<size_t>(comm.rank()) + 1];
+    std::memset(data.data() + begin, 'a' + comm.rank(), end - begin);
+    EXPECT_EQ(RingAllgather(comm, data.data(), offsets).Report(), "ok");
+    for (int r = 0; r < comm.size(); ++r)
+      for (size_t i = offsets[static_cast<size_t>(r)]; i < offsets[static_cast<size_t>(r) + 1]; ++i)
+        if (data[i] != 'a' + r)
+          return check::Fail(__FILE__, __LINE__, "block " + std::to_string(r));
+  });
+}
+
+TEST(ChainBroadcastFromEveryRoot) {
+  OnEveryWorld([](Communicator& comm, Board&) {
+    if (comm.size() == 1) return;
+    for (int root = 0; root < comm.size(); ++root) {
+      for (size_t bytes : {size_t{0}, size_t{1}, size_t{1} << 20}) {
+        std::string data(bytes, comm.rank() == root ? 'r' : '-');
+        EXPECT_EQ(ChainBroadcast(comm, data.data(), bytes, root).Report(), "ok");
+        EXPECT(data == std::string(bytes, 'r'));
+      }
+    }
+  });
+}
+
+TEST(DisseminationAgreesOnBitsAndFlags) {
+  OnEveryWorld([](Communicator& comm, Board&) {
+    Dissemination dissemination(&comm);
+    for (int cycle = 0; cycle < 20; ++cycle) {
+      // Every rank clears one bit; every rank raises one flag.
+      std::vector<uint64_t> bits(static_cast<size_t>(cycle % 3), ~uint64_t{0}), expected = bits;
+      uint16_t flags = static_cast<uint16_t>(1 << comm.rank());
+      for (size_t w = 0; w < bits.size(); ++w) {
+        bits[w] &= ~(uint64_t{1} << (comm.rank() + cycle));
+        for (int r = 0; r < comm.size(); ++r) expected[w] &= ~(uint64_t{1} << (r + cycle));
+      }
+      EXPECT_EQ(dissemination.Agree(&flags, &bits).Report(), "ok");
+      EXPECT(bits == expected);
+      EXPECT_EQ(int{flags}, (1 << comm.size()) - 1);
+    }
+  });
+}
+
+TEST(DisseminationGathersBytes) {
+  OnEveryWorld([](Communicator& comm, Board&) {
+    Dissemination dissemination(&comm);
+    for (size_t length : {size_t{0}, size_t{3}, size_t{300000}}) {
+      std::vector<std::string> all;
+      const std::string own(length * static_cast<size_t>(comm.rank() + 1) / 2,
+                            static_cast<char>('A' + comm.rank()));
+      EXPECT_EQ(dissemination.Allgather(own, &all).Report(), "ok");
+      EXPECT_EQ(all.size(), static_cast<size_t>(comm.size()));
+      for (size_t r = 0; r < all.size(); ++r)
+        EXPECT(all[r] == std::string(length * (r + 1) / 2, static_cast<char>('A' + r)));
+    }
+  });
+}
+
+TEST(StagedAllreduceSums) {
+  OnEveryWorld([](Communicator& comm, Board&) {
+    if (!comm.shares_memory()) return;
+    for (size_t count : kCounts) {
+      if (count == 0) continue;
+      std::vector<float> data = Terms(comm.rank(), count), out(count);
+      const Part apart = {data.data(), out.data(), count},
+                 in_place = {data.data(), data.data(), count};
+      EXPECT_EQ(StagedAllreduce(comm, DType::kFloat32, apart, Finish{}).Report(), "ok");
+      EXPECT(out == Sums(comm.size(), count));
+      EXPECT(data == Terms(comm.rank(), count));
+      EXPECT_EQ(StagedAllreduce(comm, DType::kFloat32, in_place, Finish{0.25, 1}).Report(), "ok");
+      EXPECT(data == Sums(comm.size(), count, 0.25));
+    }
+  });
+}
+
+TEST(OneShotAllreduceSumsSeveralTensors) {
+  OnEveryWorld([](Communicator& comm, Board&) {
+    if (!comm.shares_memory()) return;
+    for (int turn = 0; turn < 10; ++turn) {
+      std::vector<std::vector<float>> data;
+      std::vector<Part> parts;
+      for (size_t count : {size_t{1}, size_t{0}, size_t{33}, size_t{1001}}) {
+        data.push_back(Terms(comm.rank(), count + static_cast<size_t>(turn)));
+        parts.push_back({data.back().data(), data.back().data(), data.back().size()});
+      }
+      EXPECT_EQ(OneShotAllreduce(comm, DType::kFloat32, parts, Finish{}).Report(), "ok");
+      for (const auto& tensor : data) EXPECT(tensor == Sums(comm.size(), tensor.size()));
+    }
+  });
+}
+
+TEST(InPlaceAllreduceSums) {
+  OnEveryWorld([](Communicator& comm, Board& board) {
+    if (!comm.shares_memory()) return;
+    for (size_t count : {size_t{1}, size_t{17}, size_t{5001}}) {
+      // Blocks of different offsets, as allocations on different ranks may have.
+      char* gap = nullptr;
+      char* block = nullptr;
+      if (comm.rank() % 2 == 1) EXPECT(comm.own_arena().Allocate(192, &gap).ok());
+      EXPECT(comm.own_arena().Allocate(count * 4, &block).ok());
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % 64, size_t{0});
+      const std::vector<float> terms = Terms(comm.rank(), count);
+      std::memcpy(block, terms.data(), count * 4);
+      std::vector<int64_t> offsets;
+      const auto own = comm.own_arena().OffsetOf(block, count * 4);
+      for (const std::string& offset : board.Gather(comm.rank(), std::to_string(own)))
+        offsets.push_back(std::stoll(offset));
+      EXPECT_EQ(InPlaceAllreduce(comm, DType::kFloat32, offsets, count, Finish{}).Report(), "ok");
+      EXPECT(std::memcmp(block, Sums(comm.size(), count).data(), count * 4) == 0);
+      comm.own_arena().Free(block);
+      if (gap != nullptr) comm.own_arena().Free(gap);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sparkvod
