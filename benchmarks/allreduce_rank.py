@@ -169,9 +169,12 @@ def main(rank: int, size: int, meeting: str, rounds: int, results: Any) -> None:
     import torch.distributed as dist
 
     import sparkvod.torch as hvd
+    from sparkvod import config
     from sparkvod.core import basics
     from sparkvod.launch import context
 
+    # Over loopback gloo is fastest, and needs no name of this host that resolves.
+    config.set_environment({"GLOO_SOCKET_IFNAME": "lo"})
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
 
