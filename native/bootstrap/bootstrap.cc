@@ -1,0 +1,188 @@
+#include "native/bootstrap/bootstrap.h"
+
+#include <algorithm>
+#include <map>
+
+#include "native/base/clock.h"
+#include "native/bootstrap/connector.h"
+#include "native/bootstrap/handshake.h"
+#include "native/transport/inproc/inproc.h"
+#include "native/transport/shm/shm.h"
+#include "native/transport/socket.h"
+#include "native/transport/tcp/tcp_channel.h"
+
+namespace sparkvod {
+namespace {
+
+std::string Hex(const std::string& bytes) {
+  std::string text;
+  for (const unsigned char c : bytes) {
+    text += "0123456789abcdef"[c >> 4];
+    text += "0123456789abcdef"[c & 15];
+  }
+  return text;
+}
+
+// Whether two ranks exchange bytes through shared memory.
+bool Shares(const Endpoint& a, const Endpoint& b) { return a.host_id == b.host_id && a.transport != "tcp"; }
+
+Result CheckAgreement(int rank, const std::vector<Endpoint>& endpoints) {
+  for (size_t r = 0; r < endpoints.size(); ++r) {
+    const Endpoint& a = endpoints[static_cast<size_t>(rank)];
+    const Endpoint& b = endpoints[r];
+    if (a.transport != b.transport)
+      return Result::Fail(Code::kInvalid, "rank " + std::to_string(rank) + " has transport '" + a.transport +
+                                              "', rank " + std::to_string(r) + " on " + b.host + " has '" + b.transport +
+                                              "'; set SPARKVOD_TRANSPORT to one value on all ranks");
+    if (a.transport == "shm" && a.host_id != b.host_id)
+      return Result::Fail(Code::kInvalid, "transport 'shm' was asked for, but rank " + std::to_string(r) +
+                                              " runs on another host, " + b.host +
+                                              "; leave SPARKVOD_TRANSPORT at 'auto'");
+    if (a.staging_bytes != b.staging_bytes)
+      return Result::Fail(Code::kInvalid, "SPARKVOD_STAGING_BYTES differs between rank " + std::to_string(rank) +
+                                              " and rank " + std::to_string(r) + "; set one value on all ranks");
+  }
+  return {};
+}
+
+}  // namespace
+
+Topology MakeTopology(int rank, const std::vector<std::string>& host_ids, const std::vector<std::string>& hosts) {
+  Topology t;
+  t.rank = rank;
+  t.size = static_cast<int>(host_ids.size());
+  t.hosts = hosts;
+  std::map<std::string, std::vector<int>> by_host;
+  std::vector<std::string> order;  // hosts by their first rank
+  for (int r = 0; r < t.size; ++r) {
+    auto& ranks = by_host[host_ids[static_cast<size_t>(r)]];
+    if (ranks.empty()) order.push_back(host_ids[static_cast<size_t>(r)]);
+    ranks.push_back(r);
+  }
+  const std::string& own = host_ids[static_cast<size_t>(rank)];
+  t.local_ranks = by_host[own];
+  t.local_size = static_cast<int>(t.local_ranks.size());
+  t.local_rank = static_cast<int>(std::find(t.local_ranks.begin(), t.local_ranks.end(), rank) - t.local_ranks.begin());
+  t.cross_size = 0;
+  for (const std::string& host : order) {
+    const int local_size = static_cast<int>(by_host[host].size());
+    if (local_size != t.local_size) t.homogeneous = false;
+    if (local_size <= t.local_rank) continue;
+    if (host == own) t.cross_rank = t.cross_size;
+    ++t.cross_size;
+  }
+  return t;
+}
+
+Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out, std::string* endpoint) {
+  auto b = std::make_unique<Bootstrap>();
+  b->config_ = config;
+  b->own_ = Endpoint::OfThisProcess(config);
+  SPARKVOD_TRY(ListenTcp(config.address, config.port_range, &b->tcp_, &b->own_.port));
+  b->own_.addresses = config.address.empty() ? LocalAddresses() : std::vector<std::string>{config.address};
+  b->own_.unix_name = "sparkvod." + Hex(RandomBytes(16));
+  SPARKVOD_TRY(ListenUnix(b->own_.unix_name, &b->unix_));
+  *endpoint = b->own_.Encode();
+  *out = std::move(b);
+  return {};
+}
+
+Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded, const std::string& secret,
+                          const std::function<bool()>& interrupted, std::unique_ptr<World>* out) {
+  const int size = static_cast<int>(encoded.size());
+  if (rank < 0 || rank >= size)
+    return Result::Fail(Code::kInvalid, "rank " + std::to_string(rank) + " was given with " + std::to_string(size) +
+                                            " endpoints; a rank from 0 to " + std::to_string(size - 1) +
+                                            " was expected");
+  std::vector<Endpoint> endpoints(encoded.size());
+  for (int r = 0; r < size; ++r)
+    SPARKVOD_TRY(Endpoint::Decode(encoded[static_cast<size_t>(r)], r, &endpoints[static_cast<size_t>(r)]));
+  if (endpoints[static_cast<size_t>(rank)].unix_name != own_.unix_name)
+    return Result::Fail(Code::kInvalid, "endpoint " + std::to_string(rank) +
+                                            " of the list is not this rank's own; endpoints must be in rank order");
+  SPARKVOD_TRY(CheckAgreement(rank, endpoints));
+
+  auto world = std::make_unique<World>();
+  std::vector<std::string> ids, hosts;
+  for (const Endpoint& e : endpoints) {
+    ids.push_back(e.host_id);
+    hosts.push_back(e.host);
+  }
+  world->topology = MakeTopology(rank, ids, hosts);
+  const Topology& topology = world->topology;
+  world->peers.resize(encoded.size());
+  SPARKVOD_TRY(Poller::Create(true, &world->idle));
+  SPARKVOD_TRY(Poller::Create(false, &world->driver));
+
+  const Logger log(config_.log_level, "rank " + std::to_string(rank));
+  const Deadline deadline = Deadline::After(config_.start_timeout);
+  Connector connector(rank, endpoints, secret, log);
+  Geometry geometry;
+  geometry.staging_bytes = static_cast<size_t>(own_.staging_bytes);
+  geometry.heap_bytes = static_cast<size_t>(own_.arena_bytes);
+  bool in_process = true;
+  for (int r = 0; r < size; ++r) {
+    if (r == rank) continue;
+    const Endpoint& e = endpoints[static_cast<size_t>(r)];
+    if (Shares(own_, e)) {
+      connector.Want(r, Purpose::kShared);
+      in_process = in_process && e.process == own_.process;
+      // The smallest heap of a host's ranks serves all, so that geometries agree.
+      geometry.heap_bytes = std::min(geometry.heap_bytes, static_cast<size_t>(e.arena_bytes));
+    } else {
+      connector.Want(r, Purpose::kData);
+      connector.Want(r, Purpose::kLink);
+    }
+  }
+  const bool sharing = Shares(own_, own_) && topology.local_size > 1;
+  geometry.local_size = sharing ? topology.local_size : 1;
+  SPARKVOD_TRY(connector.Run({tcp_.get(), unix_.get()}, deadline, interrupted));
+  tcp_.Close();
+  unix_.Close();
+
+  SPARKVOD_TRY(Arena::Create(geometry, in_process, world->idle.bell(), world->driver.bell(), &world->arena));
+  const auto is_in_process = [&](int r) { return endpoints[static_cast<size_t>(r)].process == own_.process; };
+  std::map<int, Fd> sockets;
+  for (const int r : topology.local_ranks)
+    if (sharing && r != rank) {
+      sockets[r] = connector.Take(r, Purpose::kShared);
+      SPARKVOD_TRY(is_in_process(r) ? inproc::Offer(sockets[r].get(), world->arena)
+                                    : shm::Offer(sockets[r].get(), world->arena));
+    }
+  if (sharing) world->local_arenas.assign(static_cast<size_t>(topology.local_size), nullptr);
+  for (int local = 0; sharing && local < topology.local_size; ++local) {
+    const int r = topology.local_ranks[static_cast<size_t>(local)];
+    if (r == rank) {
+      world->local_arenas[static_cast<size_t>(local)] = world->arena.get();
+      continue;
+    }
+    Peer& peer = world->peers[static_cast<size_t>(r)];
+    const bool same = is_in_process(r);
+    SPARKVOD_TRY(same ? inproc::Receive(sockets[r].get(), deadline.LeftMs(), &peer.arena)
+                      : shm::Receive(sockets[r].get(), geometry, deadline.LeftMs(), &peer.arena));
+    peer.channel = std::make_unique<RingChannel>(same ? inproc::kName : shm::kName, world->arena, topology.local_rank,
+                                                 peer.arena, local);
+    peer.link = std::make_unique<ArenaLink>(world->arena, peer.arena, same ? Fd() : std::move(sockets[r]));
+    world->local_arenas[static_cast<size_t>(local)] = peer.arena.get();
+  }
+  world->arena->CloseMemoryFd();
+  for (int r = 0; r < size; ++r) {
+    if (r == rank) continue;
+    Peer& peer = world->peers[static_cast<size_t>(r)];
+    if (peer.channel == nullptr) {
+      auto channel = std::make_unique<TcpChannel>(connector.Take(r, Purpose::kData));
+      SPARKVOD_TRY(world->idle.Watch(channel->fd(), Poller::Kind::kIncoming));
+      SPARKVOD_TRY(world->driver.Watch(channel->fd(), Poller::Kind::kStream));
+      peer.channel = std::move(channel);
+      peer.link = std::make_unique<TcpLink>(connector.Take(r, Purpose::kLink));
+    }
+    if (peer.link->fd() >= 0) {
+      SPARKVOD_TRY(world->idle.Watch(peer.link->fd(), Poller::Kind::kNews));
+      SPARKVOD_TRY(world->driver.Watch(peer.link->fd(), Poller::Kind::kNews));
+    }
+  }
+  *out = std::move(world);
+  return {};
+}
+
+}  // namespace sparkvod

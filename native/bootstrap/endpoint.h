@@ -1,0 +1,29 @@
+// What a rank tells the others about itself before they can talk: opaque bytes for whoever all-gathers them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "native/base/config.h"
+#include "native/base/result.h"
+
+namespace sparkvod {
+
+struct Endpoint {
+  std::string host;       // name for messages
+  std::string host_id;    // equal for ranks that can share memory
+  std::string process;    // equal for ranks of one process
+  std::string transport;  // what this rank was configured for
+  std::string unix_name;  // abstract Unix socket
+  std::vector<std::string> addresses;
+  int port = 0;
+  uint64_t staging_bytes = 0;
+  uint64_t arena_bytes = 0;
+
+  std::string Encode() const;
+  static Result Decode(const std::string& bytes, int rank, Endpoint* out);
+  // Identifies this process on this host; reads the kernel's boot id and namespaces unless config names a host.
+  static Endpoint OfThisProcess(const Config& config);
+};
+
+}  // namespace sparkvod

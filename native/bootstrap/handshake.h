@@ -1,0 +1,63 @@
+// Proof that both ends of a connection know the job's secret, before anything else of it is read.
+//
+//   server -> client   magic, nonce_s                                            fixed size
+//   client -> server   nonce_c, hello, HMAC(secret, "client" nonce_s nonce_c hello)   fixed size
+//   server -> client   HMAC(secret, "server" nonce_c nonce_s hello)                   fixed size
+//
+// The hello (who connects to whom, for what) is looked at only after its HMAC was verified. HMAC-SHA256, 32-byte nonces.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "native/base/result.h"
+#include "native/transport/fd.h"
+
+namespace sparkvod {
+
+// What a connection is for.
+enum class Purpose : uint8_t { kShared = 0, kData = 1, kLink = 2 };
+
+struct Hello {
+  int32_t from = -1;
+  int32_t to = -1;
+  Purpose purpose = Purpose::kShared;
+};
+
+// One side of one handshake on a non-blocking socket; Step() goes as far as it can without blocking.
+class Handshake {
+ public:
+  enum class State { kReading, kWriting, kDone };
+
+  static Handshake Server(Fd socket, const std::string& secret);
+  static Handshake Client(Fd socket, const std::string& secret, const Hello& hello);
+
+  Result Step();
+  State state() const { return state_; }
+  const Hello& hello() const { return hello_; }
+  int fd() const { return socket_.get(); }
+  Fd TakeSocket() { return std::move(socket_); }
+
+ private:
+  Handshake(Fd socket, const std::string& secret, bool server);
+  Result OnRead();
+  void BeginRead(size_t bytes);
+  void BeginWrite(std::string bytes);
+  std::string Mac(const char* role, const std::string& first, const std::string& second,
+                  const std::string& hello) const;
+
+  Fd socket_;
+  std::string secret_;
+  bool server_;
+  State state_ = State::kReading;
+  int step_ = 0;
+  std::string buffer_;
+  size_t at_ = 0;
+  std::string own_nonce_, peer_nonce_, hello_bytes_;
+  Hello hello_;
+};
+
+// Random bytes from the kernel.
+std::string RandomBytes(size_t n);
+
+}  // namespace sparkvod

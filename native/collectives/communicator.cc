@@ -1,0 +1,118 @@
+#include "native/collectives/communicator.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <set>
+
+namespace sparkvod {
+namespace {
+
+// Cores that this process may use.
+int UsableCores() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+}  // namespace
+
+Communicator::Communicator(World* world, const Config& config, std::function<Result()> health)
+    : world_(world), health_(std::move(health)), timeout_(config.collective_timeout) {
+  // Ranks that outnumber the cores would spin away the time of those that they wait for.
+  const bool crowded = world->topology.local_size > UsableCores();
+  spin_ns_ = crowded ? 0 : config.spin_us * 1000;
+  std::set<std::string> names;
+  for (const Peer& peer : world->peers)
+    if (peer.channel != nullptr) names.insert(peer.channel->transport());
+  for (const std::string& name : names) transport_ += (transport_.empty() ? "" : "+") + name;
+  if (transport_.empty()) transport_ = "none";
+}
+
+Result Communicator::SendRecv(int to, const void* out, size_t out_bytes, int from, void* in, size_t in_bytes) {
+  const char* out_at = static_cast<const char*>(out);
+  char* in_at = static_cast<char*>(in);
+  return Progress(kForMessage, in_bytes > 0 ? from : to, [&](Step* step) -> Result {
+    *step = Step::kStuck;
+    if (out_bytes > 0) {
+      size_t n = 0;
+      if (Result r = channel(to).TrySend(out_at, out_bytes, &n); !r.ok()) return Blame(to, r);
+      out_at += n;
+      out_bytes -= n;
+      if (n > 0) *step = Step::kMoved;
+    }
+    if (in_bytes > 0) {
+      size_t n = 0;
+      if (Result r = channel(from).TryRecv(in_at, in_bytes, &n); !r.ok()) return Blame(from, r);
+      in_at += n;
+      in_bytes -= n;
+      if (n > 0) *step = Step::kMoved;
+    }
+    if (out_bytes == 0 && in_bytes == 0) *step = Step::kDone;
+    return {};
+  });
+}
+
+uint64_t Communicator::Arrive() {
+  // Sequentially consistent, as are the loads of `sleeper` in RingForPhase and of `phase` in AwaitPhase.
+  own_arena().header().phase.store(++phase_);
+  for (int r = 0; r < size(); ++r)
+    if (r != rank()) arena(r).RingForPhase();
+  return phase_;
+}
+
+Result Communicator::AwaitPhase(uint64_t phase) {
+  int next = 0;
+  return Progress(kForPhase, -1, [&](Step* step) -> Result {
+    *step = Step::kStuck;
+    for (; next < size(); ++next) {
+      if (next == rank()) continue;
+      if (arena(next).header().phase.load() < phase) return {};
+      *step = Step::kMoved;
+    }
+    *step = Step::kDone;
+    return {};
+  });
+}
+
+Result Communicator::Lost(int peer, const Departure& how) const {
+  const std::string who = world_->Name(peer);
+  if (how.orderly)
+    return Result::Fail(Code::kShutDown, who + " shut down during " + doing_ + "; all ranks must make the same calls");
+  return Result::Fail(how.code, who + " left during " + doing_ + ": " + how.cause);
+}
+
+Result Communicator::CheckPeers(bool thorough) {
+  for (int r = 0; r < size(); ++r) {
+    const Peer& peer = world_->peers[static_cast<size_t>(r)];
+    if (peer.link == nullptr) continue;
+    if (!thorough && (peer.arena == nullptr || peer.arena->header().left.load() == 0)) continue;
+    Departure how;
+    // Whoever leaves in order has sent all that the others still need, so they do not mind.
+    if (peer.link->Left(&how) && !how.orderly) return Lost(r, how);
+  }
+  return {};
+}
+
+Result Communicator::Blame(int peer, const Result& cause) {
+  Departure how;
+  if (world_->peers[static_cast<size_t>(peer)].link->Left(&how)) return Lost(peer, how);
+  return Result::Fail(Code::kPeerLost, world_->Name(peer) + " was lost during " + doing_ + ": " + cause.Report());
+}
+
+Result Communicator::TimedOut(int peer) const {
+  std::string whom;
+  if (peer >= 0) {
+    whom = world_->Name(peer);
+  } else {
+    for (int r = 0; shares_memory() && r < size(); ++r)
+      if (arena(r).header().phase.load() < phase_) whom += (whom.empty() ? "" : ", ") + world_->Name(r);
+  }
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", timeout_);
+  return Result::Fail(Code::kTimeout, world_->Name(rank()) + " waited " + seconds + " s for " + whom + " in " + doing_ +
+                                          "; it is stopped or far behind (SPARKVOD_COLLECTIVE_TIMEOUT sets the limit)");
+}
+
+}  // namespace sparkvod

@@ -1,0 +1,127 @@
+// One rank's side of blocking exchanges with its peers: what the algorithms are written over.
+//
+// Used by the holder of the driver token only. Every wait spins for a while, then sleeps, and ends with an error when a
+// peer leaves, when the engine is aborted, or when nothing has moved for the collective's deadline.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <string>
+
+#include "native/base/clock.h"
+#include "native/base/config.h"
+#include "native/base/result.h"
+#include "native/bootstrap/world.h"
+
+namespace sparkvod {
+
+class Communicator {
+ public:
+  // `health` is asked after every sleep: an abort of this engine, an interrupt of its user.
+  Communicator(World* world, const Config& config, std::function<Result()> health);
+
+  int rank() const { return world_->topology.rank; }
+  int size() const { return world_->topology.size; }
+  const World& world() const { return *world_; }
+  // True when all ranks share memory, so that the direct algorithms apply.
+  bool shares_memory() const { return static_cast<int>(world_->local_arenas.size()) == size(); }
+  Arena& arena(int rank) const { return *world_->local_arenas[static_cast<size_t>(rank)]; }
+  Arena& own_arena() const { return *world_->arena; }
+  // "inproc", "shm", "tcp", or "shm+tcp" for a mixture.
+  const std::string& transport() const { return transport_; }
+
+  // Words for the errors of what follows: "allreduce of 'layer1.weight'".
+  void Describe(std::string what) { doing_ = std::move(what); }
+  const std::string& doing() const { return doing_; }
+
+  Result Send(int to, const void* data, size_t bytes) { return SendRecv(to, data, bytes, -1, nullptr, 0); }
+  Result Recv(int from, void* data, size_t bytes) { return SendRecv(-1, nullptr, 0, from, data, bytes); }
+  // Both at once, so that rings cannot deadlock.
+  Result SendRecv(int to, const void* out, size_t out_bytes, int from, void* in, size_t in_bytes);
+
+  Channel& channel(int peer) const { return *world_->peers[static_cast<size_t>(peer)].channel; }
+
+  // Direct collectives proceed in phases. Arrive() says that this rank has done its next step; AwaitPhase waits until
+  // every rank has arrived as often as this one had when `phase` was returned.
+  uint64_t Arrive();
+  Result AwaitPhase(uint64_t phase);
+
+  // What an attempt says.
+  enum class Step { kDone, kMoved, kStuck };
+  // One try of `attempt`; while it is stuck, tries for the spinning time, then once more after a sleep of at most
+  // `most_ms` (-1: for ever) that ends at news of kind `state`.
+  template <typename Attempt>
+  Result Await(Sleeper state, int most_ms, Attempt attempt, Step* step) {
+    SPARKVOD_TRY(attempt(step));
+    if (*step != Step::kStuck) return {};
+    const int64_t spin_until = spin_ns_ > 0 ? NowNs() + spin_ns_ : 0;
+    while (spin_ns_ > 0 && NowNs() < spin_until) {
+      for (int i = 0; i < kSpinsPerLook; ++i) CpuRelax();
+      SPARKVOD_TRY(attempt(step));
+      if (*step != Step::kStuck) return {};
+    }
+    // The last look after announcing the sleep: what came before it is seen, what comes after it rings.
+    std::atomic<uint32_t>& sleeper = world_->arena->header().sleeper;
+    sleeper.store(state);
+    const Result last_look = attempt(step);
+    bool news = false;
+    if (last_look.ok() && *step == Step::kStuck) {
+      news = world_->driver.Sleep(most_ms);
+      ++sleeps_;
+    }
+    sleeper.store(kAwake);
+    SPARKVOD_TRY(last_look);
+    if (*step != Step::kStuck) return {};
+    SPARKVOD_TRY(health_());
+    const Result departed = CheckPeers(news);
+    SPARKVOD_TRY(attempt(step));  // whoever has left may have done its part before
+    return *step == Step::kStuck ? departed : Result::Ok();
+  }
+
+  // Tries `attempt` until it is done, or nothing has moved for the collective's deadline. `peer` is whom it waits for, -1
+  // when that is many.
+  template <typename Attempt>
+  Result Progress(Sleeper state, int peer, Attempt attempt) {
+    Deadline deadline;
+    bool armed = false;
+    for (;;) {
+      Step step;
+      SPARKVOD_TRY(Await(state, deadline.LeftMs(kSleepMs), attempt, &step));
+      if (step == Step::kDone) return {};
+      if (step == Step::kMoved) {
+        armed = false;
+        deadline = Deadline();
+      } else if (!armed) {
+        armed = true;
+        deadline = Deadline::After(timeout_);
+      } else if (deadline.Passed()) {
+        SPARKVOD_TRY(CheckPeers(true));
+        return TimedOut(peer);
+      }
+    }
+  }
+
+  // The error when a peer has left. With `thorough` every link is asked, else only what lies in shared memory.
+  Result CheckPeers(bool thorough);
+  // Enriches a channel's error with who the peer is and what it said.
+  Result Blame(int peer, const Result& cause);
+  uint64_t sleeps() const { return sleeps_; }
+
+ private:
+  static constexpr int kSleepMs = 1000;    // longest sleep between two looks at the deadline
+  static constexpr int kSpinsPerLook = 16;  // so that spinning leaves the peer's cache lines alone for a while
+
+  Result TimedOut(int peer) const;
+  Result Lost(int peer, const Departure& how) const;
+
+  World* world_;
+  std::function<Result()> health_;
+  std::string transport_;
+  std::string doing_ = "negotiation";
+  int64_t spin_ns_;
+  double timeout_;
+  uint64_t phase_ = 0;
+  uint64_t sleeps_ = 0;
+};
+
+}  // namespace sparkvod

@@ -1,0 +1,72 @@
+#include "native/engine/batch.h"
+
+#include <algorithm>
+
+namespace sparkvod {
+namespace {
+
+constexpr size_t kLargeBytes = 1 << 20;
+// An in-place tensor below this is better off sharing a call.
+constexpr size_t kSmallInPlaceBytes = 64 << 10;
+
+// Where entry e lies in each rank's arena; empty unless every rank has it in engine memory.
+std::vector<int64_t> Placement(const std::vector<Request>& by_rank, size_t e) {
+  std::vector<int64_t> places;
+  for (const Request& r : by_rank) {
+    if (r.entries[e].placement < 0) return {};
+    places.push_back(r.entries[e].placement);
+  }
+  return places;
+}
+
+bool Joins(const Batch& batch, DType dtype, const Request& request, size_t bytes, size_t threshold) {
+  return !batch.pieces.empty() && batch.call.placement.empty() && batch.call.dtype == dtype &&
+         batch.call.op == request.op && batch.call.prescale == request.prescale &&
+         batch.call.postscale == request.postscale && batch.bytes + bytes <= threshold;
+}
+
+}  // namespace
+
+std::vector<Batch> PlanBatches(const std::vector<Agreed>& agreed, size_t threshold) {
+  std::vector<Batch> batches;
+  std::vector<size_t> open;  // batches that more pieces may join
+  for (size_t i = 0; i < agreed.size(); ++i) {
+    if (!agreed[i].error.ok()) continue;
+    const std::vector<Request>& by_rank = *agreed[i].by_rank;
+    const Request& request = by_rank[0];
+    if (request.collective != Collective::kAllreduce) {
+      Batch batch;
+      batch.pieces.push_back({i, 0});
+      batches.push_back(std::move(batch));
+      continue;
+    }
+    for (size_t e = 0; e < request.entries.size(); ++e) {
+      const Entry& entry = request.entries[e];
+      const size_t bytes = static_cast<size_t>(entry.count()) * SizeOf(entry.dtype);
+      std::vector<int64_t> placement;
+      if (bytes >= kSmallInPlaceBytes) placement = Placement(by_rank, e);
+      const bool alone = !placement.empty() || bytes >= kLargeBytes;
+      const auto joined = std::find_if(open.begin(), open.end(), [&](size_t b) {
+        return Joins(batches[b], entry.dtype, request, bytes, threshold);
+      });
+      if (!alone && joined != open.end()) {
+        batches[*joined].pieces.push_back({i, e});
+        batches[*joined].bytes += bytes;
+        continue;
+      }
+      Batch batch;
+      batch.pieces.push_back({i, e});
+      batch.bytes = bytes;
+      batch.call.dtype = entry.dtype;
+      batch.call.op = request.op;
+      batch.call.prescale = request.prescale;
+      batch.call.postscale = request.postscale;
+      batch.call.placement = std::move(placement);
+      if (!alone) open.push_back(batches.size());
+      batches.push_back(std::move(batch));
+    }
+  }
+  return batches;
+}
+
+}  // namespace sparkvod

@@ -1,0 +1,456 @@
+#include "native/engine/engine.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+namespace sparkvod {
+namespace {
+
+// A caller that can be interrupted looks for signals this often while it sleeps.
+constexpr int kInterruptMs = 200;
+// An agreed end must not wait for a rank that is stopped or gone.
+constexpr double kShutdownSeconds = 5;
+
+}  // namespace
+
+Result Engine::Create(const Config& config, std::unique_ptr<Engine>* out) {
+  out->reset(new Engine(config));
+  return {};
+}
+
+Engine::~Engine() {
+  Abort("its engine was destroyed without shutdown");
+  if (background_.joinable()) background_.join();
+  // Operations own memory of the arena; the backend frees its own before the world goes.
+  backend_.reset();
+}
+
+Result Engine::Listen(std::string* endpoint) {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (state_ != State::kNew) return Result::Fail(Code::kInvalid, "listen() was called twice on one engine");
+  SPARKVOD_TRY(Bootstrap::Listen(config_, &bootstrap_, endpoint));
+  state_ = State::kListening;
+  return {};
+}
+
+Result Engine::Connect(int rank, const std::vector<std::string>& endpoints, const std::string& secret,
+                       const Interrupted& interrupted) {
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (state_ != State::kListening)
+      return Result::Fail(Code::kInvalid, "connect() needs an engine that listens and has not connected yet");
+  }
+  SPARKVOD_TRY(bootstrap_->Connect(rank, endpoints, secret, interrupted, &world_));
+  bootstrap_.reset();
+  topology_ = world_->topology;
+  comm_ = std::make_unique<Communicator>(world_.get(), config_, [this]() -> Result {
+    if (aborted_.load()) return Result::Fail(Code::kPeerLost, abort_reason_);
+    if (interrupted_ != nullptr && *interrupted_ && (*interrupted_)())
+      return Result::Fail(Code::kShutDown, "interrupted by a signal");
+    return {};
+  });
+  negotiator_ = std::make_unique<Negotiator>(comm_.get(), static_cast<size_t>(config_.cache_capacity));
+  SPARKVOD_TRY(MakeBackend("builtin", comm_.get(), config_, &backend_));
+  std::lock_guard<std::mutex> lock(mu_);
+  state_ = State::kRunning;
+  background_ = std::thread([this] { Background(); });
+  return {};
+}
+
+Result Engine::Allocate(size_t bytes, std::shared_ptr<Memory>* out) {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (world_ == nullptr) return Result::Fail(Code::kInvalid, "allocate() needs an engine that has connected");
+  char* data = nullptr;
+  SPARKVOD_TRY(world_->arena->Allocate(bytes, &data));
+  *out = std::make_shared<Memory>(world_->arena, data, bytes);
+  return {};
+}
+
+Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64_t* handle) {
+  if (request.collective != Collective::kBarrier && (request.entries.empty() || request.entries.size() != parts.size()))
+    return Result::Fail(Code::kInvalid, "'" + request.name + "' has " + std::to_string(request.entries.size()) +
+                                            " tensors; at least one, with its memory, was expected");
+  for (const Entry& e : request.entries) {
+    if (backend_ != nullptr && !backend_->Supports(request.collective, e.dtype))
+      return Result::Fail(Code::kInvalid, std::string(NameOf(request.collective)) + " of '" + request.name +
+                                              "' was asked for dtype " + NameOf(e.dtype) +
+                                              "; int32, int64, float16, bfloat16, float32 and float64 can be reduced");
+    if (request.collective == Collective::kAllgather && e.shape.empty())
+      return Result::Fail(Code::kInvalid, "allgather of '" + request.name + "' needs at least one dimension");
+  }
+  if (request.collective == Collective::kBroadcast && (request.root < 0 || request.root >= topology_.size))
+    return Result::Fail(Code::kInvalid, "broadcast of '" + request.name + "' has root " + std::to_string(request.root) +
+                                            "; a rank from 0 to " + std::to_string(topology_.size - 1) +
+                                            " was expected");
+  for (size_t i = 0; i < request.entries.size(); ++i) {
+    Entry& e = request.entries[i];
+    const size_t bytes = static_cast<size_t>(e.count()) * SizeOf(e.dtype);
+    if (request.collective == Collective::kAllreduce && world_ != nullptr && parts[i].in == parts[i].out)
+      e.placement = world_->arena->OffsetOf(parts[i].out, bytes);
+  }
+  auto operation = std::make_shared<Operation>();
+  operation->request = std::move(request);
+  operation->parts = std::move(parts);
+  operation->submitted_ns = NowNs();
+
+  std::lock_guard<std::mutex> lock(mu_);
+  if (state_ == State::kStopped) return cause_;
+  if (state_ != State::kRunning) return Result::Fail(Code::kInvalid, "a collective needs an engine that has connected");
+  if (!in_flight_.insert(operation->request.name).second)
+    return Result::Fail(Code::kInvalid, "a tensor named '" + operation->request.name +
+                                            "' is in flight already; names must be unique among pending collectives");
+  *handle = next_handle_++;
+  handles_.emplace(*handle, operation);
+  queue_.push_back(std::move(operation));
+  queued_.store(queue_.size());
+  if (driving_) {
+    if (world_->arena->header().sleeper.load() == kForMessage) world_->driver.Ring();
+  } else if (wake && !rung_) {
+    rung_ = true;
+    world_->idle.Ring();
+  }
+  return {};
+}
+
+Result Engine::Find(int64_t handle, std::shared_ptr<Operation>* out) {
+  std::lock_guard<std::mutex> lock(mu_);
+  const auto it = handles_.find(handle);
+  if (it == handles_.end())
+    return Result::Fail(Code::kInvalid, "handle " + std::to_string(handle) + " is unknown or was released");
+  *out = it->second;
+  return {};
+}
+
+Result Engine::Poll(int64_t handle, bool* done) {
+  std::shared_ptr<Operation> operation;
+  SPARKVOD_TRY(Find(handle, &operation));
+  *done = operation->done.load();
+  return {};
+}
+
+Result Engine::Wait(int64_t handle, double seconds, const Interrupted& interrupted) {
+  std::shared_ptr<Operation> operation;
+  SPARKVOD_TRY(Find(handle, &operation));
+  WaitUntil([&] { return operation->done.load(); }, Deadline::After(seconds < 0 ? 0 : std::max(seconds, 1e-9)),
+            interrupted);
+  if (operation->done.load()) return operation->result;
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", seconds);
+  return Result::Fail(Code::kTimeout, "'" + operation->request.name + "' was not done within " + text +
+                                          " s; it goes on, and may be waited for again");
+}
+
+void Engine::Release(int64_t handle) {
+  std::shared_ptr<Operation> operation;  // destroyed after the lock is gone
+  std::lock_guard<std::mutex> lock(mu_);
+  const auto it = handles_.find(handle);
+  if (it == handles_.end()) return;
+  operation = std::move(it->second);
+  handles_.erase(it);
+}
+
+void Engine::Abort(const std::string& reason) {
+  std::unique_lock<std::mutex> lock(mu_);
+  if (state_ != State::kRunning) return;
+  if (!aborted_.load()) {
+    abort_reason_ = reason;
+    aborted_.store(true);
+  }
+  if (TakeToken()) {
+    lock.unlock();
+    Stop(Result::Fail(Code::kPeerLost, abort_reason_), false);
+    lock.lock();
+    ReleaseToken();
+    return;
+  }
+  world_->driver.Ring();
+  cv_.wait(lock, [this] { return state_ == State::kStopped; });
+}
+
+Result Engine::Shutdown(const Interrupted& interrupted) {
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (state_ == State::kNew || state_ == State::kListening) {
+      bootstrap_.reset();
+      cause_ = Result::Fail(Code::kShutDown, "the engine was shut down");
+      state_ = State::kStopped;
+      return {};
+    }
+  }
+  want_shutdown_.store(true);
+  WaitUntil([this] { return stopped_.load(); }, Deadline::After(kShutdownSeconds), interrupted);
+  if (!stopped_.load()) Abort("shut down while other ranks did not answer");
+  if (background_.joinable()) background_.join();
+  return {};
+}
+
+Stats Engine::GetStats() {
+  std::unique_lock<std::mutex> lock(mu_);
+  Stats stats = stats_;
+  return stats;
+}
+
+bool Engine::TakeToken() {
+  if (driving_) return false;
+  driving_ = true;
+  world_->arena->header().sleeper.store(kAwake);
+  return true;
+}
+
+void Engine::ReleaseToken() {
+  if (!stopped_.load()) {
+    world_->arena->header().sleeper.store(kIdle);
+    // What came in since the driver's last look, or while TCP sockets were silent for the background thread, is its.
+    if (HasWork() || world_->idle.any_fired()) world_->idle.Ring();
+  }
+  driving_ = false;
+  if (waiters_ > 0) cv_.notify_all();
+}
+
+bool Engine::HasWork() {
+  if (stopped_.load()) return false;
+  if (queued_.load() > 0 || again_ || aborted_.load() || (want_shutdown_.load() && !shutdown_said_)) return true;
+  bool began = false;
+  // A broken channel is work too: the cycle will meet the error and end the engine.
+  return !negotiator_->PeerBegan(&began).ok() || began;
+}
+
+void Engine::RunCycle() {
+  if (aborted_.load()) return Stop(Result::Fail(Code::kPeerLost, abort_reason_), false);
+  std::vector<std::shared_ptr<Operation>> fresh;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    fresh.swap(queue_);
+    queued_.store(0);
+    rung_ = false;
+  }
+  const bool ending = want_shutdown_.load();
+  shutdown_said_ = shutdown_said_ || ending;
+  Negotiator::Outcome outcome;
+  again_ = false;
+  if (Result r = negotiator_->Cycle(std::move(fresh), ending, &outcome); !r.ok()) return Stop(r, false);
+  again_ = outcome.again;
+  if (!outcome.agreed.empty()) {
+    unmasked_ = false;
+    if (Result r = Execute(outcome.agreed); !r.ok()) {
+      for (const Agreed& agreed : outcome.agreed)
+        if (agreed.operation != nullptr && !agreed.operation->done.load()) Finish(agreed.operation, r);
+      return Stop(r, false);
+    }
+  }
+  if (outcome.shut_down)
+    Stop(Result::Fail(Code::kShutDown, ending ? "the engine was shut down" : "another rank shut the world down"), true);
+}
+
+Result Engine::Execute(const std::vector<Agreed>& agreed) {
+  std::vector<size_t> left(agreed.size());
+  for (size_t i = 0; i < agreed.size(); ++i) {
+    left[i] = agreed[i].operation->request.collective == Collective::kAllreduce ? agreed[i].by_rank->at(0).entries.size() : 1;
+    if (!agreed[i].error.ok()) Finish(agreed[i].operation, agreed[i].error);
+  }
+  for (const Batch& batch : PlanBatches(agreed, static_cast<size_t>(config_.fusion_threshold))) {
+    SPARKVOD_TRY(ExecuteBatch(batch, agreed));
+    for (const Batch::Piece& piece : batch.pieces)
+      if (--left[piece.agreed] == 0) Finish(agreed[piece.agreed].operation, {});
+  }
+  return {};
+}
+
+Result Engine::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agreed) {
+  const Agreed& first = agreed[batch.pieces[0].agreed];
+  const Request& request = first.operation->request;
+  comm_->Describe(std::string(NameOf(request.collective)) + " of '" + request.name + "'" +
+                  (batch.pieces.size() > 1 ? " and " + std::to_string(batch.pieces.size() - 1) + " more" : ""));
+  Carrier carrier;
+  size_t bytes = batch.bytes;
+  switch (request.collective) {
+    case Collective::kAllreduce: {
+      AllreduceCall call = batch.call;
+      for (const Batch::Piece& piece : batch.pieces)
+        call.parts.push_back(agreed[piece.agreed].operation->parts[piece.entry]);
+      SPARKVOD_TRY(backend_->Allreduce(call, &carrier));
+      break;
+    }
+    case Collective::kAllgather:
+      SPARKVOD_TRY(ExecuteAllgather(first, &carrier));
+      bytes = first.operation->gathered->bytes();
+      break;
+    case Collective::kBroadcast: {
+      const Part& part = first.operation->parts[0];
+      bytes = part.count * SizeOf(request.entries[0].dtype);
+      if (request.root == comm_->rank() && part.in != part.out) std::memcpy(part.out, part.in, bytes);
+      SPARKVOD_TRY(backend_->Broadcast(part.out, bytes, request.root, &carrier));
+      break;
+    }
+    case Collective::kBarrier: break;  // the agreement was the barrier
+  }
+  Count(request.collective, carrier, batch.pieces.size(), bytes);
+  return {};
+}
+
+Result Engine::ExecuteAllgather(const Agreed& agreed, Carrier* carrier) {
+  Operation& operation = *agreed.operation;
+  const Entry& own = operation.request.entries[0];
+  size_t row_bytes = SizeOf(own.dtype);
+  for (size_t d = 1; d < own.shape.size(); ++d) row_bytes *= static_cast<size_t>(own.shape[d]);
+  std::vector<size_t> offsets{0};
+  for (const Request& r : *agreed.by_rank) {
+    operation.rows.push_back(r.entries[0].shape[0]);
+    offsets.push_back(offsets.back() + static_cast<size_t>(r.entries[0].shape[0]) * row_bytes);
+  }
+  SPARKVOD_TRY(Allocate(offsets.back(), &operation.gathered));
+  char* data = operation.gathered->data();
+  const auto me = static_cast<size_t>(comm_->rank());
+  if (offsets[me + 1] > offsets[me]) std::memcpy(data + offsets[me], operation.parts[0].in, offsets[me + 1] - offsets[me]);
+  return backend_->Allgather(data, offsets, carrier);
+}
+
+void Engine::Finish(const std::shared_ptr<Operation>& operation, const Result& result) {
+  operation->result = result;
+  std::lock_guard<std::mutex> lock(mu_);
+  in_flight_.erase(operation->request.name);
+  operation->done.store(true);
+  if (waiters_ > 0) cv_.notify_all();
+}
+
+void Engine::Count(Collective collective, const Carrier& carrier, size_t tensors, size_t bytes) {
+  std::lock_guard<std::mutex> lock(mu_);
+  Stats::Carried& carried = stats_.collectives[std::string(NameOf(collective)) + "/" + comm_->transport() + "/" +
+                                               carrier.algorithm];
+  ++carried.calls;
+  carried.tensors += tensors;
+  carried.bytes += bytes;
+  stats_.cycles = negotiator_->cycles();
+  stats_.cache_hits = negotiator_->cache_hits();
+  stats_.cache_misses = negotiator_->cache_misses();
+  stats_.sleeps = comm_->sleeps();
+}
+
+void Engine::Stop(const Result& cause, bool orderly) {
+  if (stopped_.load()) return;
+  const Departure how{orderly, cause.code() == Code::kShutDown ? Code::kPeerLost : cause.code(), cause.Report()};
+  for (Peer& peer : world_->peers)
+    if (peer.link != nullptr) peer.link->Leave(how);
+  std::vector<std::shared_ptr<Operation>> pending = negotiator_->TakeAll();
+  std::lock_guard<std::mutex> lock(mu_);
+  state_ = State::kStopped;
+  cause_ = cause;
+  pending.insert(pending.end(), queue_.begin(), queue_.end());
+  queue_.clear();
+  queued_.store(0);
+  in_flight_.clear();
+  for (const auto& operation : pending) {
+    operation->result = cause;
+    operation->done.store(true);
+  }
+  stopped_.store(true);
+  world_->idle.Ring();
+  cv_.notify_all();
+}
+
+int Engine::StallCheckMs() const {
+  if (config_.collective_timeout <= 0 || !negotiator_->pending()) return -1;
+  const double age = static_cast<double>(NowNs() - negotiator_->oldest_ns()) * 1e-9;
+  const double due = (unmasked_ ? 1 : 0.5) * config_.collective_timeout - age;
+  return static_cast<int>(std::min(std::max(due, 0.0) * 1e3 + 1, 3.6e6));
+}
+
+void Engine::CheckStall() {
+  if (config_.collective_timeout <= 0 || !negotiator_->pending()) return;
+  const double age = static_cast<double>(NowNs() - negotiator_->oldest_ns()) * 1e-9;
+  if (age >= config_.collective_timeout) {
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%g", config_.collective_timeout);
+    Stop(Result::Fail(Code::kTimeout, negotiator_->Missing() + " within " + seconds +
+                                          " s (SPARKVOD_COLLECTIVE_TIMEOUT); every rank must make the same calls"),
+         false);
+  } else if (!unmasked_ && age >= 0.5 * config_.collective_timeout) {
+    unmasked_ = true;
+    negotiator_->Unmask();
+    again_ = true;
+  }
+}
+
+template <typename Until>
+void Engine::DriveUntil(Until until, const Deadline& deadline, const Interrupted& interrupted) {
+  interrupted_ = &interrupted;
+  while (!stopped_.load() && !until() && !deadline.Passed()) {
+    if (HasWork()) {
+      RunCycle();
+      continue;
+    }
+    int most = deadline.LeftMs(interrupted ? kInterruptMs : -1);
+    if (const int stall = StallCheckMs(); stall >= 0) most = most < 0 ? stall : std::min(most, stall);
+    Communicator::Step step;
+    const Result waited = comm_->Await(kForMessage, most, [&](Communicator::Step* s) -> Result {
+      *s = HasWork() || until() ? Communicator::Step::kDone : Communicator::Step::kStuck;
+      return {};
+    }, &step);
+    if (!waited.ok()) Stop(waited, false);
+    else CheckStall();
+  }
+  interrupted_ = nullptr;
+}
+
+template <typename Until>
+void Engine::WaitUntil(Until until, const Deadline& deadline, const Interrupted& interrupted) {
+  std::unique_lock<std::mutex> lock(mu_);
+  while (!until() && state_ == State::kRunning && !deadline.Passed()) {
+    if (TakeToken()) {
+      lock.unlock();
+      DriveUntil(until, deadline, interrupted);
+      lock.lock();
+      ReleaseToken();
+      continue;
+    }
+    ++waiters_;
+    const int ms = deadline.LeftMs(interrupted ? kInterruptMs : 1000);
+    cv_.wait_for(lock, std::chrono::milliseconds(ms),
+                 [&] { return until() || !driving_ || state_ != State::kRunning; });
+    --waiters_;
+    if (interrupted && !until() && driving_) {
+      lock.unlock();
+      if (interrupted()) Abort("interrupted by a signal");
+      lock.lock();
+    }
+  }
+}
+
+void Engine::Background() {
+  const Interrupted never;
+  std::unique_lock<std::mutex> lock(mu_);
+  while (state_ == State::kRunning) {
+    if (!driving_ && HasWork()) {
+      TakeToken();
+      lock.unlock();
+      while (HasWork()) RunCycle();
+      lock.lock();
+      ReleaseToken();
+      continue;
+    }
+    int timeout = -1;
+    if (!driving_) {
+      // Announce, look once more, sleep: what comes after the announcement rings.
+      world_->arena->header().sleeper.store(kIdle);
+      if (HasWork()) continue;
+      world_->idle.Rearm();
+      timeout = StallCheckMs();
+    }
+    lock.unlock();
+    const bool news = world_->idle.Sleep(timeout);
+    lock.lock();
+    rung_ = false;
+    ++stats_.idle_wakes;
+    if (state_ != State::kRunning || driving_) continue;
+    TakeToken();
+    lock.unlock();
+    if (Result departed = comm_->CheckPeers(news); !departed.ok() && !HasWork()) Stop(departed, false);
+    CheckStall();
+    while (HasWork()) RunCycle();
+    lock.lock();
+    ReleaseToken();
+  }
+}
+
+}  // namespace sparkvod

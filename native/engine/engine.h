@@ -1,0 +1,126 @@
+// One rank's engine: what front ends submit to and wait on. docs/threading.md says which thread does what.
+//
+// An object without globals: N engines in N threads of one process are a world of N ranks.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "native/backends/backend.h"
+#include "native/base/config.h"
+#include "native/bootstrap/bootstrap.h"
+#include "native/engine/batch.h"
+#include "native/engine/negotiator.h"
+#include "native/engine/operation.h"
+#include "native/engine/stats.h"
+
+namespace sparkvod {
+
+// Asked now and then by calls that block; true ends them (a signal has come in).
+using Interrupted = std::function<bool()>;
+
+class Engine {
+ public:
+  static Result Create(const Config& config, std::unique_ptr<Engine>* out);
+  ~Engine();  // leaves like Abort when the engine still runs
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Opens the listeners; `endpoint` is for the other ranks.
+  Result Listen(std::string* endpoint);
+  // Joins the world whose endpoints, by rank, these are.
+  Result Connect(int rank, const std::vector<std::string>& endpoints, const std::string& secret,
+                 const Interrupted& interrupted = {});
+  const Topology& topology() const { return topology_; }
+
+  Result Allocate(size_t bytes, std::shared_ptr<Memory>* out);
+
+  // Queues a collective. `request.entries` give dtypes and shapes, `parts` the memory of each. `wake`: let the background
+  // thread begin; without it the caller is about to Wait. Names must not be in flight twice.
+  Result Submit(Request request, std::vector<Part> parts, bool wake, int64_t* handle);
+  Result Poll(int64_t handle, bool* done);
+  // Waits until the collective is done and returns how it ended, kTimeout when `seconds` (< 0: for ever) pass before.
+  Result Wait(int64_t handle, double seconds = -1, const Interrupted& interrupted = {});
+  // The operation, for its output.
+  Result Find(int64_t handle, std::shared_ptr<Operation>* out);
+  void Release(int64_t handle);
+
+  // Leaves the world at once: every peer's collectives fail and say `reason`.
+  void Abort(const std::string& reason);
+  // Ends the world in agreement: what is pending on any rank fails with kShutDown. Idempotent.
+  Result Shutdown(const Interrupted& interrupted = {});
+  Stats GetStats();
+
+ private:
+  enum class State { kNew, kListening, kRunning, kStopped };
+
+  explicit Engine(const Config& config) : config_(config) {}
+
+  // With the driver token:
+  bool HasWork();
+  void RunCycle();
+  Result Execute(const std::vector<Agreed>& agreed);
+  Result ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agreed);
+  Result ExecuteAllgather(const Agreed& agreed, Carrier* carrier);
+  void Finish(const std::shared_ptr<Operation>& operation, const Result& result);
+  void Count(Collective collective, const Carrier& carrier, size_t tensors, size_t bytes);
+  // Ends the engine: tells the peers, fails everything pending.
+  void Stop(const Result& cause, bool orderly);
+  // Fails the engine when an operation has waited too long for other ranks; asks who is missing before.
+  void CheckStall();
+  int StallCheckMs() const;
+  template <typename Until>
+  void DriveUntil(Until until, const Deadline& deadline, const Interrupted& interrupted);
+
+  // With mu_ held:
+  bool TakeToken();
+  void ReleaseToken();
+
+  void Background();
+  // Drives, or waits for who drives, until `until`, the deadline, an interrupt, or the end of the engine.
+  template <typename Until>
+  void WaitUntil(Until until, const Deadline& deadline, const Interrupted& interrupted);
+
+  Config config_;
+  std::unique_ptr<Bootstrap> bootstrap_;
+  Topology topology_;
+  std::unique_ptr<World> world_;
+  std::unique_ptr<Communicator> comm_;
+  std::unique_ptr<Negotiator> negotiator_;
+  std::unique_ptr<Backend> backend_;
+  std::thread background_;
+
+  std::mutex mu_;
+  std::condition_variable cv_;  // a handle completed, the token became free, the engine stopped
+  State state_ = State::kNew;
+  bool driving_ = false;  // somebody holds the driver token
+  bool rung_ = false;     // the background thread was rung and has not looked yet
+  int waiters_ = 0;
+  int64_t next_handle_ = 1;
+  std::unordered_map<int64_t, std::shared_ptr<Operation>> handles_;
+  std::unordered_set<std::string> in_flight_;
+  std::vector<std::shared_ptr<Operation>> queue_;
+  Result cause_;  // why the engine stopped
+  std::string abort_reason_;
+  Stats stats_;
+
+  std::atomic<size_t> queued_{0};
+  std::atomic<bool> stopped_{false};
+  std::atomic<bool> aborted_{false};
+  std::atomic<bool> want_shutdown_{false};
+  // The driver's own:
+  bool again_ = false;           // a cycle is due although nothing new was submitted
+  bool shutdown_said_ = false;
+  bool unmasked_ = false;
+  const Interrupted* interrupted_ = nullptr;  // of the caller that drives
+};
+
+}  // namespace sparkvod

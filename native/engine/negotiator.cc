@@ -1,0 +1,173 @@
+#include "native/engine/negotiator.h"
+
+#include <algorithm>
+
+namespace sparkvod {
+namespace {
+
+enum Flags : uint16_t { kShutDown = 1, kUnsaid = 2 };
+
+bool Test(const std::vector<uint64_t>& bits, size_t i) { return (bits[i / 64] >> (i % 64) & 1) != 0; }
+void Set(std::vector<uint64_t>* bits, size_t i) { (*bits)[i / 64] |= uint64_t{1} << (i % 64); }
+void Clear(std::vector<uint64_t>* bits, size_t i) { (*bits)[i / 64] &= ~(uint64_t{1} << (i % 64)); }
+
+}  // namespace
+
+Negotiator::Negotiator(Communicator* comm, size_t cache_capacity)
+    : comm_(comm), dissemination_(comm), capacity_(cache_capacity) {}
+
+Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shut_down, Outcome* out) {
+  comm_->Describe("negotiation");
+  for (std::shared_ptr<Operation>& operation : fresh) {
+    const Request& request = operation->request;
+    const auto slot = slot_of_.find(request.name);
+    if (slot != slot_of_.end() &&
+        (*slots_[slot->second].by_rank)[static_cast<size_t>(comm_->rank())] == request) {
+      Set(&own_bits_, slot->second);
+      ++hits_;
+    } else {
+      unsaid_.push_back(operation);
+      ++misses_;
+    }
+    waiting_.emplace(request.name, std::move(operation));
+  }
+  uint16_t flags = static_cast<uint16_t>((shut_down ? kShutDown : 0) | (unsaid_.empty() ? 0 : kUnsaid));
+  bits_ = own_bits_;
+  SPARKVOD_TRY(dissemination_.Agree(&flags, &bits_));
+
+  for (size_t word = 0; word < bits_.size(); ++word)
+    for (uint64_t left = bits_[word]; left != 0; left &= left - 1) {
+      const size_t slot = word * 64 + static_cast<size_t>(__builtin_ctzll(left));
+      Clear(&own_bits_, slot);
+      ages_.splice(ages_.end(), ages_, slots_[slot].age);
+      const auto& by_rank = slots_[slot].by_rank;
+      out->agreed.push_back({TakeWaiting((*by_rank)[0].name), by_rank, {}});
+    }
+  if ((flags & kUnsaid) != 0) {
+    Writer own;
+    own.Put(static_cast<uint32_t>(unsaid_.size()));
+    for (const auto& operation : unsaid_) Encode(operation->request, &own);
+    unsaid_.clear();
+    std::vector<std::string> all;
+    SPARKVOD_TRY(dissemination_.Allgather(own.bytes(), &all));
+    for (int r = 0; r < comm_->size(); ++r) {
+      Reader reader(all[static_cast<size_t>(r)]);
+      const size_t count = reader.GetCount(1);
+      for (size_t i = 0; i < count; ++i) {
+        Request request;
+        if (Result decoded = Decode(&reader, &request); !decoded.ok())
+          return Result::Fail(Code::kPeerLost, comm_->world().Name(r) + " sent " + decoded.Report());
+        Hear(r, std::move(request), out);
+      }
+    }
+  }
+  out->shut_down = (flags & kShutDown) != 0;
+  out->again = !unsaid_.empty();
+  return {};
+}
+
+void Negotiator::Hear(int rank, Request request, Outcome* out) {
+  const std::string name = request.name;
+  if (const auto slot = slot_of_.find(name); slot != slot_of_.end()) Evict(slot->second);
+  Said& said = said_[name];
+  if (said.said.empty()) {
+    said.by_rank.resize(static_cast<size_t>(comm_->size()));
+    said.said.resize(static_cast<size_t>(comm_->size()));
+  }
+  const auto r = static_cast<size_t>(rank);
+  if (!said.said[r]) ++said.count;
+  said.said[r] = true;
+  said.by_rank[r] = std::move(request);
+  if (said.count < comm_->size()) return;
+  Said complete = std::move(said);
+  said_.erase(name);
+  Complete(name, std::move(complete), out);
+}
+
+void Negotiator::Complete(const std::string& name, Said said, Outcome* out) {
+  Result error = CheckAgreement(said.by_rank);
+  auto by_rank = std::make_shared<const std::vector<Request>>(std::move(said.by_rank));
+  if (error.ok()) Insert(name, by_rank);
+  out->agreed.push_back({TakeWaiting(name), std::move(by_rank), std::move(error)});
+}
+
+void Negotiator::Insert(const std::string& name, std::shared_ptr<const std::vector<Request>> by_rank) {
+  if (capacity_ == 0) return;
+  if (free_.empty() && slots_.size() == capacity_) Evict(ages_.front());
+  size_t slot = slots_.size();
+  if (free_.empty()) {
+    slots_.emplace_back();
+  } else {
+    slot = *free_.begin();
+    free_.erase(free_.begin());
+  }
+  slots_[slot] = {std::move(by_rank), ages_.insert(ages_.end(), slot)};
+  slot_of_[name] = slot;
+  own_bits_.resize((slots_.size() + 63) / 64);
+}
+
+void Negotiator::Evict(size_t slot) {
+  const std::string name = (*slots_[slot].by_rank)[0].name;
+  if (Test(own_bits_, slot)) {
+    // This rank waits with a bit that means nothing any more.
+    Clear(&own_bits_, slot);
+    unsaid_.push_back(waiting_.at(name));
+  }
+  slot_of_.erase(name);
+  ages_.erase(slots_[slot].age);
+  slots_[slot] = {};
+  free_.insert(slot);
+}
+
+std::shared_ptr<Operation> Negotiator::TakeWaiting(const std::string& name) {
+  const auto it = waiting_.find(name);
+  if (it == waiting_.end()) return nullptr;
+  std::shared_ptr<Operation> operation = std::move(it->second);
+  waiting_.erase(it);
+  return operation;
+}
+
+int64_t Negotiator::oldest_ns() const {
+  int64_t oldest = INT64_MAX;
+  for (const auto& [name, operation] : waiting_) oldest = std::min(oldest, operation->submitted_ns);
+  return oldest;
+}
+
+void Negotiator::Unmask() {
+  for (const auto& [name, operation] : waiting_) {
+    const auto slot = slot_of_.find(name);
+    if (slot == slot_of_.end() || !Test(own_bits_, slot->second)) continue;
+    Clear(&own_bits_, slot->second);
+    unsaid_.push_back(operation);
+  }
+}
+
+std::string Negotiator::Missing() const {
+  std::string text;
+  constexpr int kShown = 5;
+  int shown = 0;
+  for (const auto& [name, operation] : waiting_) {
+    if (++shown > kShown) return text + "; and " + std::to_string(waiting_.size() - kShown) + " more";
+    if (!text.empty()) text += "; ";
+    text += "'" + name + "' (" + operation->request.Describe() + ")";
+    const auto said = said_.find(name);
+    if (said == said_.end()) continue;
+    std::string ranks;
+    for (size_t r = 0; r < said->second.said.size(); ++r)
+      if (!said->second.said[r])
+        ranks += (ranks.empty() ? "" : ", ") + comm_->world().Name(static_cast<int>(r));
+    text += " was not submitted by " + ranks;
+  }
+  return text;
+}
+
+std::vector<std::shared_ptr<Operation>> Negotiator::TakeAll() {
+  std::vector<std::shared_ptr<Operation>> all;
+  for (auto& [name, operation] : waiting_) all.push_back(std::move(operation));
+  waiting_.clear();
+  unsaid_.clear();
+  said_.clear();
+  return all;
+}
+
+}  // namespace sparkvod

@@ -1,0 +1,43 @@
+// A submitted collective of this rank: its request, its memory, and how it ended.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "native/base/result.h"
+#include "native/engine/request.h"
+#include "native/transport/shared/arena.h"
+
+namespace sparkvod {
+
+// Engine memory that outlives the engine that made it for as long as somebody holds it.
+class Memory {
+ public:
+  Memory(std::shared_ptr<Arena> arena, char* data, size_t bytes)
+      : arena_(std::move(arena)), data_(data), bytes_(bytes) {}
+  ~Memory() { arena_->Free(data_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  char* data_;
+  size_t bytes_;
+};
+
+struct Operation {
+  Request request;
+  std::vector<Part> parts;  // one for each entry of the request
+  int64_t submitted_ns = 0;
+
+  // Written by the driver before `done`, read after it.
+  Result result;
+  std::shared_ptr<Memory> gathered;  // allgather's output
+  std::vector<int64_t> rows;         // first dimension of each rank's part
+  std::atomic<bool> done{false};
+};
+
+}  // namespace sparkvod

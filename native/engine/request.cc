@@ -1,0 +1,129 @@
+#include "native/engine/request.h"
+
+#include <cstdio>
+#include <map>
+
+namespace sparkvod {
+namespace {
+
+constexpr uint8_t kVersion = 1;
+constexpr size_t kNameLimit = 64 << 10;
+constexpr size_t kRankLimit = 64;  // dimensions
+constexpr int64_t kCountLimit = int64_t{1} << 48;
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? "," : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+// Entries that must agree are compared without their placement, and allgather's without the first dimension.
+bool Fits(const Request& a, const Request& b) {
+  if (a.collective != b.collective || a.op != b.op || a.root != b.root || a.prescale != b.prescale ||
+      a.postscale != b.postscale || a.entries.size() != b.entries.size())
+    return false;
+  for (size_t i = 0; i < a.entries.size(); ++i) {
+    const Entry &x = a.entries[i], &y = b.entries[i];
+    if (x.dtype != y.dtype) return false;
+    if (a.collective != Collective::kAllgather) {
+      if (x.shape != y.shape) return false;
+    } else if (x.shape.size() != y.shape.size() ||
+               !std::equal(x.shape.begin() + 1, x.shape.end(), y.shape.begin() + 1)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+int64_t Request::bytes() const {
+  int64_t total = 0;
+  for (const Entry& e : entries) total += e.count() * static_cast<int64_t>(SizeOf(e.dtype));
+  return total;
+}
+
+std::string Request::Describe() const {
+  std::string text = NameOf(collective);
+  if (collective == Collective::kAllreduce) text += std::string(" (") + NameOf(op) + ")";
+  if (collective == Collective::kBroadcast) text += " (root " + std::to_string(root) + ")";
+  constexpr size_t kShown = 4;
+  for (size_t i = 0; i < entries.size() && i < kShown; ++i)
+    text += std::string(i == 0 ? " of " : ", ") + NameOf(entries[i].dtype) + " " + ShapeText(entries[i].shape);
+  if (entries.size() > kShown) text += ", ... " + std::to_string(entries.size()) + " tensors in all";
+  if (prescale != 1 || postscale != 1) {
+    char scale[64];
+    std::snprintf(scale, sizeof scale, " scaled by %g before and %g after", prescale, postscale);
+    text += scale;
+  }
+  return text;
+}
+
+void Encode(const Request& request, Writer* out) {
+  out->Put(kVersion);
+  out->PutString(request.name);
+  out->Put(request.collective);
+  out->Put(request.op);
+  out->Put(request.root);
+  out->Put(request.prescale);
+  out->Put(request.postscale);
+  out->Put(static_cast<uint32_t>(request.entries.size()));
+  for (const Entry& e : request.entries) {
+    out->Put(e.dtype);
+    out->Put(e.placement);
+    out->Put(static_cast<uint32_t>(e.shape.size()));
+    for (const int64_t d : e.shape) out->Put(d);
+  }
+}
+
+Result Decode(Reader* in, Request* out) {
+  const Result damaged = Result::Fail(Code::kPeerLost, "a damaged request");
+  if (in->Get<uint8_t>() != kVersion) return damaged;
+  out->name = in->GetString(kNameLimit);
+  const int collective = in->Get<uint8_t>(), op = in->Get<uint8_t>();
+  if (!in->ok() || collective >= kCollectiveCount || !IsReduceOp(op)) return damaged;
+  out->collective = static_cast<Collective>(collective);
+  out->op = static_cast<ReduceOp>(op);
+  out->root = in->Get<int32_t>();
+  out->prescale = in->Get<double>();
+  out->postscale = in->Get<double>();
+  out->entries.resize(in->GetCount(sizeof(uint8_t) + sizeof(int64_t) + sizeof(uint32_t)));
+  for (Entry& e : out->entries) {
+    const int dtype = in->Get<uint8_t>();
+    if (!IsDType(dtype)) return damaged;
+    e.dtype = static_cast<DType>(dtype);
+    e.placement = in->Get<int64_t>();
+    const size_t dims = in->GetCount(sizeof(int64_t));
+    if (!in->ok() || dims > kRankLimit) return damaged;
+    int64_t count = 1;
+    for (size_t i = 0; i < dims; ++i) {
+      const int64_t d = in->Get<int64_t>();
+      if (d < 0 || d > kCountLimit || (d > 0 && count > kCountLimit / d)) return damaged;
+      count *= d > 0 ? d : 1;
+      e.shape.push_back(d);
+    }
+  }
+  return in->ok() ? Result::Ok() : damaged;
+}
+
+Result CheckAgreement(const std::vector<Request>& by_rank) {
+  bool equal = true;
+  for (const Request& r : by_rank) equal = equal && Fits(by_rank[0], r);
+  if (equal) return {};
+  std::map<std::string, std::string> ranks_of;  // description -> ranks
+  std::vector<std::string> order;
+  for (size_t r = 0; r < by_rank.size(); ++r) {
+    std::string& ranks = ranks_of[by_rank[r].Describe()];
+    if (ranks.empty()) order.push_back(by_rank[r].Describe());
+    ranks += (ranks.empty() ? "" : ",") + std::to_string(r);
+  }
+  std::string text = "the ranks disagree about '" + by_rank[0].name + "': ";
+  for (size_t i = 0; i < order.size(); ++i) {
+    const std::string& ranks = ranks_of[order[i]];
+    const bool one = ranks.find(',') == std::string::npos;
+    text += (i > 0 ? ", " : "") + std::string(one ? "rank " : "ranks ") + ranks + " sent " + order[i];
+  }
+  return Result::Fail(Code::kMismatch, text + "; every rank must submit the same under one name");
+}
+
+}  // namespace sparkvod

@@ -1,0 +1,54 @@
+// What a rank wants done, as the other ranks need to know it. Fixed binary form with a version and limits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "native/backends/backend.h"
+#include "native/base/result.h"
+#include "native/base/wire.h"
+
+namespace sparkvod {
+
+// One tensor of a request; a grouped call has several.
+struct Entry {
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape;
+  int64_t placement = -1;  // offset in the rank's arena when it lies in engine memory, in place; else -1
+
+  int64_t count() const {
+    int64_t n = 1;
+    for (const int64_t d : shape) n *= d;
+    return n;
+  }
+  bool operator==(const Entry& o) const {
+    return dtype == o.dtype && placement == o.placement && shape == o.shape;
+  }
+};
+
+struct Request {
+  std::string name;
+  Collective collective = Collective::kAllreduce;
+  ReduceOp op = ReduceOp::kSum;
+  int32_t root = 0;
+  double prescale = 1, postscale = 1;
+  std::vector<Entry> entries;
+
+  bool operator==(const Request& o) const {
+    return collective == o.collective && op == o.op && root == o.root && prescale == o.prescale &&
+           postscale == o.postscale && name == o.name && entries == o.entries;
+  }
+  int64_t bytes() const;
+  // "allreduce (sum) of float32 [8,4]", for messages.
+  std::string Describe() const;
+};
+
+void Encode(const Request& request, Writer* out);
+// Of a list that a peer sent: everything is checked before it is used.
+Result Decode(Reader* in, Request* out);
+
+// Why the requests of all ranks under one name do not fit together; ok when they do. Names every rank's version.
+Result CheckAgreement(const std::vector<Request>& by_rank);
+
+}  // namespace sparkvod

@@ -1,0 +1,25 @@
+// Counters of one engine; a snapshot is what the bindings show.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace sparkvod {
+
+struct Stats {
+  struct Carried {
+    uint64_t calls = 0;
+    uint64_t tensors = 0;
+    uint64_t bytes = 0;
+  };
+  // "allreduce/shm/in-place" -> what went that way.
+  std::map<std::string, Carried> collectives;
+  uint64_t cycles = 0;        // negotiations
+  uint64_t cache_hits = 0;    // requests that were one bit
+  uint64_t cache_misses = 0;  // requests that travelled in full
+  uint64_t sleeps = 0;        // of drivers within cycles
+  uint64_t idle_wakes = 0;    // of the background thread
+};
+
+}  // namespace sparkvod

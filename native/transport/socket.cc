@@ -1,0 +1,243 @@
+#include "native/transport/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace sparkvod {
+namespace {
+
+constexpr int kBacklog = 4096;
+
+Result Resolve(const std::string& address, int port, sockaddr_storage* out, socklen_t* length) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  const int rc = ::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (rc != 0 || found == nullptr)
+    return Result::Fail(Code::kInvalid, "address '" + address + "' cannot be resolved: " + ::gai_strerror(rc));
+  std::memcpy(out, found->ai_addr, found->ai_addrlen);
+  *length = found->ai_addrlen;
+  ::freeaddrinfo(found);
+  return {};
+}
+
+// Any address of both families; only IPv4 where the kernel has no IPv6.
+Fd OpenAny(sockaddr_storage* any, socklen_t* length) {
+  Fd fd(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  std::memset(any, 0, sizeof *any);
+  if (fd.valid()) {
+    const int off = 0;
+    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    auto* a = reinterpret_cast<sockaddr_in6*>(any);
+    a->sin6_family = AF_INET6;
+    *length = sizeof *a;
+    Fd probe(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (::bind(probe.get(), reinterpret_cast<sockaddr*>(any), *length) == 0) return fd;
+  }
+  auto* a = reinterpret_cast<sockaddr_in*>(any);
+  std::memset(any, 0, sizeof *any);
+  a->sin_family = AF_INET;
+  *length = sizeof *a;
+  return Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+void SetPort(sockaddr_storage* a, int port) {
+  if (a->ss_family == AF_INET6)
+    reinterpret_cast<sockaddr_in6*>(a)->sin6_port = htons(static_cast<uint16_t>(port));
+  else
+    reinterpret_cast<sockaddr_in*>(a)->sin_port = htons(static_cast<uint16_t>(port));
+}
+
+int GetPort(int fd) {
+  sockaddr_storage a{};
+  socklen_t length = sizeof a;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&a), &length);
+  return ntohs(a.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&a)->sin6_port
+                                       : reinterpret_cast<sockaddr_in*>(&a)->sin_port);
+}
+
+Result ParseRange(const std::string& range, int* first, int* last) {
+  *first = *last = 0;
+  if (range.empty()) return {};
+  int end = 0;
+  if (std::sscanf(range.c_str(), "%d-%d%n", first, last, &end) != 2 || end != static_cast<int>(range.size()) ||
+      *first < 1 || *last > 65535 || *first > *last)
+    return Result::Fail(Code::kInvalid, "SPARKVOD_PORT_RANGE='" + range +
+                                            "' was found, 'first-last' within 1-65535 was expected");
+  return {};
+}
+
+socklen_t AbstractName(const std::string& name, sockaddr_un* out) {
+  std::memset(out, 0, sizeof *out);
+  out->sun_family = AF_UNIX;
+  const size_t n = std::min(name.size(), sizeof out->sun_path - 1);
+  std::memcpy(out->sun_path + 1, name.data(), n);
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n);
+}
+
+}  // namespace
+
+Result ListenTcp(const std::string& address, const std::string& range, Fd* out, int* port) {
+  int first, last;
+  SPARKVOD_TRY(ParseRange(range, &first, &last));
+  for (int p = first; p <= last; ++p) {
+    sockaddr_storage a{};
+    socklen_t length = 0;
+    Fd fd;
+    if (address.empty()) {
+      fd = OpenAny(&a, &length);
+    } else {
+      SPARKVOD_TRY(Resolve(address, p, &a, &length));
+      fd = Fd(::socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    }
+    if (!fd.valid()) return Result::Errno("cannot open a TCP socket", errno);
+    SetPort(&a, p);
+    const int on = 1;
+    if (p != 0) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&a), length) == 0 && ::listen(fd.get(), kBacklog) == 0) {
+      *port = GetPort(fd.get());
+      *out = std::move(fd);
+      return {};
+    }
+    if (errno != EADDRINUSE && errno != EACCES)
+      return Result::Errno("cannot listen on address '" + address + "' port " + std::to_string(p), errno);
+  }
+  return Result::Fail(Code::kSystem, "no free port in SPARKVOD_PORT_RANGE='" + range + "'; widen it");
+}
+
+Result ListenUnix(const std::string& name, Fd* out) {
+  Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un a;
+  const socklen_t length = AbstractName(name, &a);
+  if (!fd.valid() || ::bind(fd.get(), reinterpret_cast<sockaddr*>(&a), length) != 0 ||
+      ::listen(fd.get(), kBacklog) != 0)
+    return Result::Errno("cannot listen on an abstract Unix socket", errno);
+  *out = std::move(fd);
+  return {};
+}
+
+Result StartConnectTcp(const std::string& address, int port, Fd* out) {
+  sockaddr_storage a{};
+  socklen_t length = 0;
+  SPARKVOD_TRY(Resolve(address, port, &a, &length));
+  Fd fd(::socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return Result::Errno("cannot open a TCP socket", errno);
+  if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&a), length) != 0 && errno != EINPROGRESS)
+    return Result::Errno("cannot connect to " + address + " port " + std::to_string(port), errno);
+  *out = std::move(fd);
+  return {};
+}
+
+Result StartConnectUnix(const std::string& name, Fd* out) {
+  Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un a;
+  const socklen_t length = AbstractName(name, &a);
+  if (!fd.valid()) return Result::Errno("cannot open a Unix socket", errno);
+  if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&a), length) != 0)
+    return Result::Errno("cannot connect to a local rank's Unix socket", errno);
+  *out = std::move(fd);
+  return {};
+}
+
+Result FinishConnect(int fd) {
+  int error = 0;
+  socklen_t length = sizeof error;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
+  return error == 0 ? Result::Ok() : Result::Errno("cannot connect", error);
+}
+
+Fd Accept(int listener) { return Fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); }
+
+void TuneTcp(int fd) {
+  const int on = 1, buffer = 4 << 20;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
+}
+
+std::vector<std::string> LocalAddresses() {
+  std::vector<std::string> others, loopback;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {"127.0.0.1"};
+  for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0) continue;
+    char text[INET6_ADDRSTRLEN] = {};
+    if (i->ifa_addr->sa_family == AF_INET) {
+      ::inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(i->ifa_addr)->sin_addr, text, sizeof text);
+    } else if (i->ifa_addr->sa_family == AF_INET6) {
+      const auto& a = reinterpret_cast<sockaddr_in6*>(i->ifa_addr)->sin6_addr;
+      if (IN6_IS_ADDR_LINKLOCAL(&a)) continue;  // means nothing without a scope
+      ::inet_ntop(AF_INET6, &a, text, sizeof text);
+    } else {
+      continue;
+    }
+    ((i->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : others).push_back(text);
+  }
+  ::freeifaddrs(list);
+  others.insert(others.end(), loopback.begin(), loopback.end());
+  return others;
+}
+
+Result SendWithFds(int socket, const std::string& bytes, const std::vector<int>& fds) {
+  iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
+  }
+  // A fresh Unix socket always has room for one small message.
+  if (::sendmsg(socket, &message, MSG_NOSIGNAL) != static_cast<ssize_t>(bytes.size()))
+    return Result::Errno("cannot hand shared memory to a local rank", errno);
+  return {};
+}
+
+Result RecvWithFds(int socket, size_t bytes, size_t fd_count, int deadline_ms, std::string* out, std::vector<Fd>* fds) {
+  pollfd p{socket, POLLIN, 0};
+  int ready;
+  do ready = ::poll(&p, 1, deadline_ms);
+  while (ready < 0 && errno == EINTR);
+  if (ready == 0) return Result::Fail(Code::kTimeout, "a local rank did not hand over its shared memory in time");
+  out->assign(bytes, '\0');
+  iovec part{out->data(), bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); n >= 0 && c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
+      fds->emplace_back(fd);
+    }
+  }
+  if (n != static_cast<ssize_t>(bytes) || fds->size() != fd_count)
+    return Result::Fail(Code::kPeerLost, "a local rank left while it handed over its shared memory");
+  return {};
+}
+
+}  // namespace sparkvod
