@@ -1,0 +1,388 @@
+"""What all estimators share: checks, prepare, start, train, collect, the model. No framework is imported here."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import secrets
+import sys
+import tempfile
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pyspark.ml import Estimator
+
+from sparkvod import log
+from sparkvod.data import PreparedData, Store, open_prepared, prepare, schema
+from sparkvod.errors import DataError, SparkvodError
+from sparkvod.estimators import checkpoint
+from sparkvod.estimators.columns import Input, Label, as_dict
+from sparkvod.estimators.model import ModelBase
+from sparkvod.estimators.params import TableParams
+from sparkvod.estimators.persistence import Saved
+from sparkvod.estimators.task import TrainResult, TrainTask, train
+from sparkvod.launch.spark import SparkLauncher
+from sparkvod.observe.progress import ProgressBar, write_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_LOG = log.get("estimators")
+
+#: Params that the task has under the same names.
+_OPTIONS = (
+    "epochs",
+    "batch_size",
+    "train_steps_per_epoch",
+    "validation_steps_per_epoch",
+    "checkpoint_every",
+    "shuffle",
+    "scale_lr",
+    "backward_passes_per_step",
+    "reader",
+    "transformation_fn",
+    "callbacks",
+    "use_gpu",
+    "verbose",
+)
+#: Params that must be equal for a run to go on, besides what the data, the inputs and the framework say.
+_SAME = (
+    "sample_weight_col",
+    "batch_size",
+    "train_steps_per_epoch",
+    "shuffle",
+    "scale_lr",
+    "backward_passes_per_step",
+    "random_seed",
+    "loss_weights",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How columns meet the model: its inputs, its labels, the shapes of its outputs without the rows."""
+
+    inputs: tuple[Input, ...]
+    labels: tuple[Label, ...]
+    outputs: list[tuple[int, ...]]
+
+
+class Timings(dict[str, float]):
+    """Seconds by phase."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the body's seconds to the phase ``name``."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self[name] = self.get(name, 0.0) + time.perf_counter() - began
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.items())
+
+
+class EstimatorBase(TableParams, Saved, Estimator):
+    """Base of estimators. A framework's estimator adds the methods that are abstract here.
+
+    Attributes:
+        framework: its name in the table of Params.
+        run_prefix: beginning of the names of runs that were given none.
+        adapter: ``module:Class`` of its :class:`~sparkvod.estimators.adapter.Adapter`.
+    """
+
+    framework: ClassVar[str]
+    run_prefix: ClassVar[str]
+    adapter: ClassVar[str]
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        super().__init__(**kwargs)
+
+    # ---- for the frameworks ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _check_given(self) -> None:
+        """Raises ``ValueError`` for what is missing, or does not fit together, as far as that shows without data."""
+
+    @abstractmethod
+    def _pack(self) -> bytes:
+        """Returns the payload of the task: model, optimizer, loss, …; ``TypeError`` for what cannot be pickled."""
+
+    @abstractmethod
+    def _plan(self, payload: bytes, features: Sequence[Any], labels: Sequence[Any]) -> Plan:
+        """Tries the model on rows of zeros; ``DataError`` if columns, model, loss and labels do not fit together."""
+
+    @abstractmethod
+    def _fingerprint(self) -> dict[str, Any]:
+        """Returns, as JSON values, what of the framework's Params a run depends on."""
+
+    @abstractmethod
+    def _trained(self, payload: bytes, result: TrainResult, params: dict[str, Any]) -> ModelBase:
+        """Returns the model, given the values of its Params that all frameworks' models have."""
+
+    # ---- fit ------------------------------------------------------------------------------------------------------
+
+    def _check_together(self) -> None:
+        if self.value("num_proc") is not None and self.value("backend") is not None:
+            raise ValueError(
+                f"num_proc={self.value('num_proc')} and a backend were found, one of them was expected; "
+                "the backend knows its number of ranks"
+            )
+
+    def _fit(self, dataset: DataFrame) -> ModelBase:
+        timings, began = Timings(), time.perf_counter()
+        with timings.phase("preparing"):
+            launcher, payload = self._begin(dataset.sparkSession)
+            self._check_columns(dataset)
+            features, labels = self._early_columns(dataset)
+            if all(-1 not in column.shape for column in features + labels):
+                self._plan(payload, features, labels)
+            store = self._store(dataset.sparkSession)
+            store.check_writable()
+            data = prepare(
+                dataset,
+                store,
+                label_cols=self.value("label_cols"),
+                feature_cols=self._feature_cols(dataset.columns),
+                sample_weight_col=self.value("sample_weight_col"),
+                validation=self.value("validation"),
+                num_proc=launcher.num_processes(),
+                partitions_per_process=self.value("partitions_per_process"),
+                seed=self.value("random_seed") or 0,
+                verbose=self.value("verbose"),
+            )
+        return self._train(launcher, payload, store, data, self._feature_cols(dataset.columns), timings, began)
+
+    def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
+        """Fits to data that already lie in the store's training and validation directories, as Parquet files.
+
+        Args:
+            params: Params to be taken instead of those that are set.
+            dataset_idx: number of the data set; None for the directories without a number.
+
+        Returns:
+            The fitted model.
+
+        Raises:
+            DataError: there are no such data, or they do not fit the model.
+            ValueError: there is no store, or no ``feature_cols`` while the data have several columns.
+        """
+        if params:
+            return self.copy(params).fit_on_parquet(None, dataset_idx)
+        from pyspark.sql import SparkSession
+
+        timings, began = Timings(), time.perf_counter()
+        with timings.phase("preparing"):
+            if self.value("store") is None:
+                raise ValueError(
+                    "no store was found, the one with the data was expected; pass store=Store.create(path)"
+                )
+            backend = self.value("backend")
+            launcher, payload = self._begin(SparkSession.active() if backend is None else None)
+            store = self._store(None)
+            store.check_writable()
+            data = open_prepared(store, dataset_idx)
+            features = self._feature_cols([column.name for column in data.schema])
+        return self._train(launcher, payload, store, data, features, timings, began)
+
+    def _begin(self, spark: Any) -> tuple[Any, bytes]:
+        """Checks what can be checked without data, and returns the launcher and the task's payload."""
+        if self.value("model") is None:
+            raise ValueError("no model was found, one to train was expected; pass model=...")
+        if not self.value("label_cols"):
+            raise ValueError(
+                "no label_cols were found, the names of the label columns were expected; pass label_cols=[...]"
+            )
+        self._check_given()
+        payload = self._pack()
+        launcher = self.value("backend") or SparkLauncher(
+            self.value("num_proc"), verbose=self.value("verbose"), spark=spark, **self._mailbox(spark)
+        )
+        launcher.num_processes()
+        return launcher, payload
+
+    def _train(
+        self,
+        launcher: Any,
+        payload: bytes,
+        store: Any,
+        data: PreparedData,
+        feature_cols: list[str],
+        timings: Timings,
+        began: float,
+    ) -> ModelBase:
+        with timings.phase("preparing"):
+            features = [data.column(name) for name in feature_cols]
+            labels = [data.column(name) for name in self.value("label_cols")]
+            plan = self._plan(payload, features, labels)
+            task = self._task(launcher.num_processes(), payload, store, data, plan)
+            self._check_run(task)
+        with self._listening() as listener:
+            started = time.time()
+            results: list[TrainResult] = _run(launcher, task, listener)
+            ended = time.time()
+        first = results[0]
+        timings |= _split(started, first.moments, ended)
+        metadata = {
+            "columns": as_dict([*features, *labels]),
+            "inputs": [{"columns": list(i.columns), "tail": list(i.tail), "dtype": i.dtype} for i in plan.inputs],
+            "outputs": [list(tail) for tail in plan.outputs],
+        }
+        params = {
+            "history": first.history,
+            "feature_columns": feature_cols,
+            "label_columns": list(self.value("label_cols")),
+            "run_id": task.run_id,
+            "_metadata": metadata,
+        }
+        with timings.phase("collecting"):
+            model = self._trained(payload, first, params)
+        timings["total"] = time.perf_counter() - began
+        model.timings = dict(timings)
+        model.workers = [{"rows": result.rows, "decoded": result.decoded} for result in results]
+        _LOG.info("run %s: %s", task.run_id, timings)
+        if self.value("verbose"):
+            write_line(f"run {task.run_id}: {timings}", sys.stderr)
+        return model
+
+    def _task(self, size: int, payload: bytes, store: Any, data: PreparedData, plan: Plan) -> TrainTask:
+        options = {name: self.value(name) for name in _OPTIONS}
+        seed = self.value("random_seed")
+        fingerprint = {
+            **self._fingerprint(),
+            "num_proc": size,
+            "features": [item.columns for item in plan.inputs],
+            "input_shapes": [item.tail for item in plan.inputs],
+            "labels": [label.column for label in plan.labels],
+            "data": data.fingerprint,
+            "rows": data.train.rows,
+        }
+        fingerprint |= {name: self.value(name) for name in _SAME}
+        return TrainTask(
+            adapter=self.adapter,
+            payload=payload,
+            data=data,
+            inputs=plan.inputs,
+            labels=plan.labels,
+            weight_column=self.value("sample_weight_col"),
+            store=store,
+            run_id=self.value("run_id") or f"{self.run_prefix}_{int(time.time())}_{secrets.token_hex(3)}",
+            seed=secrets.randbits(31) if seed is None else seed,
+            fingerprint=checkpoint.plain(fingerprint),
+            val_batch_size=self.value("val_batch_size") or self.value("batch_size"),
+            **options,
+        )
+
+    def _check_run(self, task: TrainTask) -> None:
+        """Refuses, before anything starts, to go on with a run of something else."""
+        header = checkpoint.read_header(task.store, task.run_id) if self.value("run_id") else None
+        if header is not None:
+            checkpoint.require_same(task.fingerprint, header["fingerprint"], task.run_id)
+
+    @contextmanager
+    def _listening(self) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+        if not self.value("verbose"):
+            yield None
+            return
+        with ProgressBar() as bar:
+            yield bar
+
+    # ---- columns --------------------------------------------------------------------------------------------------
+
+    def _feature_cols(self, columns: Sequence[str]) -> list[str]:
+        """Returns the names of the feature columns, all that are nothing else when none were given."""
+        if self.value("feature_cols"):
+            return list(self.value("feature_cols"))
+        others = {*self.value("label_cols"), self.value("sample_weight_col"), self.value("validation")}
+        return [name for name in columns if name not in others]
+
+    def _check_columns(self, dataset: DataFrame) -> None:
+        wanted = [*self._feature_cols(dataset.columns), *self.value("label_cols")]
+        wanted += [
+            name for name in (self.value("sample_weight_col"), self.value("validation")) if isinstance(name, str)
+        ]
+        missing = [name for name in wanted if name not in dataset.columns]
+        if missing:
+            raise DataError(
+                f"columns {', '.join(missing)} were named and are not in the DataFrame; it has "
+                f"{', '.join(dataset.columns)}"
+            )
+
+    def _early_columns(self, dataset: DataFrame) -> tuple[list[schema.Column], list[schema.Column]]:
+        """Returns features and labels as far as the DataFrame's schema tells; widths that it does not tell are -1."""
+        names = self._feature_cols(dataset.columns)
+        shapes = self.value("input_shapes") or []
+        features = [_column(dataset, name) for name in names]
+        if len(shapes) == len(features):
+            widths = [-1 if shape is None else abs(math.prod(shape)) for shape in shapes]
+            features = [
+                column.with_width(width) if -1 in column.shape else column
+                for column, width in zip(features, widths, strict=True)
+            ]
+        return features, [_column(dataset, name) for name in self.value("label_cols")]
+
+    # ---- store ----------------------------------------------------------------------------------------------------
+
+    def _store(self, spark: Any) -> Any:
+        """Returns the store that was given, or a temporary one that lives as long as this estimator and its copies."""
+        given = self.value("store")
+        if given is not None:
+            return Store.create(given) if isinstance(given, str) else given
+        if not _is_on_this_host(spark):
+            raise ValueError(
+                f"no store was found, and the master is {spark.conf.get('spark.master', 'unknown')}: one that "
+                "the driver and all "
+                "executors can reach was expected; pass store=Store.create('hdfs://...', 's3://...' or a "
+                "shared directory)"
+            )
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="sparkvod-store-")
+        return Store.create(self._folder.name)
+
+    def _mailbox(self, spark: Any) -> dict[str, Any]:
+        """Returns where workers leave log lines and progress: in the store, where they share no directory with us."""
+        store = self.value("store")
+        if store is None or spark is None or not self.value("verbose") or _is_on_this_host(spark):
+            return {}
+        store = Store.create(store) if isinstance(store, str) else store
+        return {"mailbox": f"{store.get_runs_path()}/.mailbox", "mailbox_options": store.storage_options}
+
+
+def _is_on_this_host(spark: Any) -> bool:
+    """Returns whether the executors share the driver's temporary directory: a local master, not of a remote server."""
+    if spark is None or not str(spark.conf.get("spark.master", "")).startswith("local"):
+        return False
+    client = getattr(spark, "client", None) if "connect" in type(spark).__module__ else None
+    return client is None or getattr(client, "host", "") in ("localhost", "127.0.0.1", "[::1]")
+
+
+def _column(dataset: DataFrame, name: str) -> schema.Column:
+    field = dataset.schema[name]
+    column = schema.from_spark(name, field.dataType.json(), field.dataType.simpleString())
+    width = (field.metadata or {}).get("ml_attr", {}).get("num_attrs")  # written by VectorAssembler and its like
+    return column.with_width(int(width)) if -1 in column.shape and width else column
+
+
+def _run(launcher: Any, task: TrainTask, listener: Any) -> list[TrainResult]:
+    """Runs the task; a backend of the user's may know no events."""
+    takes_events = "on_event" in inspect.signature(launcher.run).parameters
+    results = launcher.run(train, args=(task,), **({"on_event": listener} if takes_events and listener else {}))
+    if not results or not isinstance(results[0], TrainResult):
+        raise SparkvodError(
+            f"{type(launcher).__name__}.run returned {type(results).__name__}, the ranks' results in a list "
+            "were expected"
+        )
+    return results
+
+
+def _split(started: float, moments: dict[str, float], ended: float) -> dict[str, float]:
+    """Splits the time of a launch; the workers' clock may differ from ours, so the parts are kept inside the whole."""
+    first = min(max(moments["first_step"], started), ended)
+    trained = min(max(moments["trained"], first), ended)
+    return {"starting": first - started, "training": trained - first, "collecting": ended - trained}

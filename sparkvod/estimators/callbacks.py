@@ -1,0 +1,31 @@
+"""Callbacks: what a user's own code may do in the training loop, on each rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkvod.estimators.trainer import Trainer
+
+
+class Callback:
+    """Base of callbacks. Each rank has a copy; override what is needed.
+
+    ``trainer`` has ``rank``, ``size``, ``model`` and ``optimizer`` (the framework's own objects), ``history`` (the
+    records so far) and ``stop()``, which ends training after the current epoch on all ranks.
+    """
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Runs once, before the first epoch, after a checkpoint was loaded."""
+
+    def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
+        """Runs before epoch ``epoch``, from 0."""
+
+    def on_batch_end(self, trainer: Trainer, epoch: int, step: int) -> None:
+        """Runs after step ``step``, from 0."""
+
+    def on_epoch_end(self, trainer: Trainer, epoch: int, record: dict[str, Any]) -> None:
+        """Runs after an epoch; ``record`` is its line of the history, the same on all ranks."""
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Runs once, after the last epoch."""

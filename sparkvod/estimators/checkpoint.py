@@ -1,0 +1,162 @@
+"""A run's checkpoint: one file, written whole or not at all, that says what run it belongs to.
+
+A zip archive of stored (uncompressed) members, so that a damaged file is noticed by its checksums: ``header.json``,
+the framework's states by name under ``state/``, each rank's own state under ``rank/``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import posixpath
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkvod.errors import StoreError
+
+_VERSION = 1
+
+
+@dataclass
+class Checkpoint:
+    """Where a run stands.
+
+    Attributes:
+        epoch: epoch that comes next, from 0.
+        step: step of that epoch that comes next; not 0 only for a checkpoint within an epoch.
+        seed: the run's seed.
+        history: the records of the epochs done.
+        fingerprint: what the run depends on, by name; a run with another one does not go on from here.
+        state: the framework's states, the same on all ranks: model, optimizer, scheduler.
+        ranks: each rank's own state: its random number generators and the sums of an epoch that is under way.
+    """
+
+    epoch: int
+    step: int
+    seed: int
+    history: list[dict[str, Any]]
+    fingerprint: dict[str, Any]
+    state: dict[str, bytes] = field(default_factory=dict)
+    ranks: list[bytes] = field(default_factory=list)
+
+    def to_bytes(self) -> bytes:
+        """Returns the file's content."""
+        header = {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "step": self.step,
+            "seed": self.seed,
+            "history": self.history,
+            "fingerprint": self.fingerprint,
+        }
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr("header.json", json.dumps(header))
+            for name, content in self.state.items():
+                archive.writestr(f"state/{name}", content)
+            for rank, content in enumerate(self.ranks):
+                archive.writestr(f"rank/{rank:06d}", content)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str) -> Checkpoint:
+        """Returns the checkpoint that a file holds.
+
+        Args:
+            content: the file's content.
+            where: its path, for messages.
+
+        Raises:
+            StoreError: the file is damaged, or of a newer version.
+        """
+        try:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                header = json.loads(archive.read("header.json"))
+                names = archive.namelist()
+                state = {name[6:]: archive.read(name) for name in names if name.startswith("state/")}
+                ranks = [archive.read(name) for name in sorted(names) if name.startswith("rank/")]
+        except (zipfile.BadZipFile, KeyError, ValueError) as error:
+            raise _damaged(where, error) from error
+        if header["version"] != _VERSION:
+            raise StoreError(
+                f"{where} is a checkpoint of format {header['version']}, format {_VERSION} was expected; "
+                "go on with the sparkvod that wrote it, or pass another run_id"
+            )
+        return cls(
+            header["epoch"], header["step"], header["seed"], header["history"], header["fingerprint"], state, ranks
+        )
+
+
+def path_of(store: Any, run_id: str) -> str | None:
+    """Returns the path of a run's checkpoint file, None where the store keeps none."""
+    folder = store.get_checkpoint_path(run_id)
+    return None if folder is None else posixpath.join(folder, store.get_checkpoint_filename())
+
+
+def read_header(store: Any, run_id: str) -> dict[str, Any] | None:
+    """Returns the header of a run's checkpoint without reading the states; None where there is no checkpoint.
+
+    Raises:
+        StoreError: the file is damaged.
+    """
+    path = path_of(store, run_id)
+    if path is None or not store.exists(path):
+        return None
+    try:
+        with store.fs.open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            header: dict[str, Any] = json.loads(archive.read("header.json"))
+            return header
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a fingerprint as it comes back from JSON."""
+    values: dict[str, Any] = json.loads(json.dumps(fingerprint))
+    return values
+
+
+def require_same(found: Mapping[str, Any], expected: Mapping[str, Any], run_id: str) -> None:
+    """Refuses to go on with a run of something else.
+
+    Args:
+        found: the fingerprint of the run as it is now.
+        expected: the one in the checkpoint.
+        run_id: the run's name.
+
+    Raises:
+        ValueError: they differ; the message says in what.
+    """
+    changed = differences(found, expected)
+    if changed:
+        raise ValueError(
+            f"run {run_id!r} has a checkpoint of another training: {'; '.join(changed)}. "
+            "The same data, model and Params were expected; pass them, or another run_id"
+        )
+
+
+def _damaged(path: str, error: BaseException) -> StoreError:
+    return StoreError(
+        f"{path} is no whole checkpoint ({error}); delete it to start the run anew, or pass another run_id"
+    )
+
+
+def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """Returns, in words, where two fingerprints differ.
+
+    Args:
+        found: the one of the run as it is now.
+        expected: the one in the checkpoint.
+    """
+    return [
+        f"{name} is {_shown(found.get(name))} and was {_shown(expected.get(name))}"
+        for name in sorted({*found, *expected})
+        if found.get(name) != expected.get(name)
+    ]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,165 @@
+"""What a Param may hold: each check returns the value in its canonical form or says what it expected.
+
+A check returns the very object it was given when that is canonical already, because scikit-learn's ``clone`` compares
+by identity. Messages are the part after "... was found,"; :mod:`sparkvod.estimators.params` puts name and value before.
+"""
+
+from __future__ import annotations
+
+import numbers as abstract_numbers
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Check = Callable[[Any], Any]
+
+
+def anything(value: Any) -> Any:
+    """Takes any value."""
+    return value
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, (bool, np.bool_))
+
+
+def integer(minimum: int) -> Check:
+    """Returns a check for whole numbers of at least ``minimum``."""
+
+    def check(value: Any) -> int:
+        if _is_bool(value) or not isinstance(value, abstract_numbers.Real) or not float(value).is_integer():
+            raise TypeError(f"a whole number of at least {minimum} was expected")
+        if value < minimum:
+            raise ValueError(f"a whole number of at least {minimum} was expected")
+        return int(value)
+
+    return check
+
+
+def boolean(value: Any) -> bool:
+    """Takes True or False."""
+    if not _is_bool(value):
+        raise TypeError("True or False was expected")
+    return bool(value)
+
+
+def string(value: Any) -> str:
+    """Takes a string that is not empty."""
+    if not isinstance(value, str):
+        raise TypeError("a string was expected")
+    if not value:
+        raise ValueError("a string that is not empty was expected")
+    return value
+
+
+def choice(*valid: str) -> Check:
+    """Returns a check for one of the strings ``valid``."""
+
+    def check(value: Any) -> str:
+        if value not in valid:
+            raise ValueError(f"one of {', '.join(map(repr, valid))} was expected")
+        return str(value)
+
+    return check
+
+
+def a_list(value: Any) -> list[Any]:
+    """Takes a list, or a tuple, which becomes one."""
+    if not isinstance(value, (list, tuple)):
+        raise TypeError("a list was expected")
+    return value if isinstance(value, list) else list(value)
+
+
+def a_dict(value: Any) -> dict[str, Any]:
+    """Takes a dict."""
+    if not isinstance(value, dict):
+        raise TypeError("a dict was expected")
+    return value
+
+
+def strings(value: Any) -> list[str]:
+    """Takes a list of different strings; one string becomes a list of it."""
+    if isinstance(value, str):
+        value = [value]
+    value = a_list(value)
+    if not all(isinstance(name, str) and name for name in value):
+        raise TypeError("a list of strings was expected")
+    twice = sorted({name for name in value if value.count(name) > 1})
+    if twice:
+        raise ValueError(f"each name once was expected, {', '.join(twice)} came more often")
+    return value
+
+
+def names_or_none(value: Any) -> list[str | None]:
+    """Takes a list of dtype names and None."""
+    value = a_list(value)
+    for name in value:
+        if name is not None:
+            np.dtype(name)  # raises TypeError for an unknown one
+    return value
+
+
+def numbers(value: Any) -> list[float]:
+    """Takes a list of finite numbers."""
+    value = a_list(value)
+    if not all(isinstance(item, abstract_numbers.Real) and np.isfinite(float(item)) for item in value):
+        raise TypeError("a list of finite numbers was expected")
+    return value
+
+
+def function(value: Any) -> Any:
+    """Takes something that can be called."""
+    if not callable(value):
+        raise TypeError("something that can be called was expected")
+    return value
+
+
+def functions(value: Any) -> Any:
+    """Takes something that can be called (or the name of one, for frameworks that know names), or a list of them."""
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if not callable(item) and not isinstance(item, str):
+            raise TypeError("a function, or a list of functions, was expected")
+    return list(value) if isinstance(value, tuple) else value
+
+
+def shapes(value: Any) -> list[Any]:
+    """Takes a list of shapes, each a list of whole numbers with at most one -1, or None for "as it is"."""
+    value = a_list(value)
+    for shape in value:
+        if shape is None:
+            continue
+        if not isinstance(shape, (list, tuple)):
+            raise TypeError("a list of shapes was expected, such as [[-1, 20]]")
+        if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and (n == -1 or n > 0) for n in shape):
+            raise ValueError("dimensions above 0, or -1 for the rows, were expected")
+        if sum(n == -1 for n in shape) > 1:
+            raise ValueError("at most one -1 in each shape was expected")
+    return value
+
+
+def validation(value: Any) -> float | str:
+    """Takes a share in [0, 1) or a column's name."""
+    if isinstance(value, str):
+        return string(value)
+    if _is_bool(value) or not isinstance(value, abstract_numbers.Real):
+        raise TypeError("a share of rows in [0, 1), or the name of a column, was expected")
+    if not 0 <= float(value) < 1:
+        raise ValueError("a share of rows in [0, 1) was expected")
+    return float(value)
+
+
+def backend(value: Any) -> Any:
+    """Takes an object that runs functions on ranks."""
+    if not (callable(getattr(value, "run", None)) and callable(getattr(value, "num_processes", None))):
+        raise TypeError(
+            "an object with run(fn, args, kwargs, env) and num_processes() was expected, such as a SparkBackend"
+        )
+    return value
+
+
+def store(value: Any) -> Any:
+    """Takes a Store, or a path or URL, which is made into one at fit."""
+    if not isinstance(value, str) and not hasattr(value, "get_train_data_path"):
+        raise TypeError("a Store, or its path or URL, was expected")
+    return value

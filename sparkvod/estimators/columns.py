@@ -1,0 +1,171 @@
+"""Columns to inputs and labels: which columns make which tensor, of which shape and dtype. NumPy, for all frameworks.
+
+The rules, for features:
+
+* no ``input_shapes``: all feature columns side by side, in their order, as one input ``[rows, numbers]``;
+* one shape: the same, in that shape;
+* as many shapes as feature columns: each column is an input of its own.
+
+A shape's first dimension, -1, is the rows; it may be left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparkvod.errors import DataError
+
+
+class ColumnLike(Protocol):
+    """What is asked of a column of prepared data: ``shape`` is () for a scalar, (width,) for a vector."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def dtype(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of the model.
+
+    Attributes:
+        columns: the columns that make it, side by side.
+        tail: its shape without the rows.
+        dtype: name of its NumPy dtype.
+    """
+
+    columns: tuple[str, ...]
+    tail: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.tail) * np.dtype(self.dtype).itemsize
+
+    def array(self, columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        """Returns the input of ``rows`` rows, shape ``[rows, *tail]``, contiguous, from the columns' arrays."""
+        if len(self.columns) == 1:
+            array = columns[self.columns[0]].astype(self.dtype, copy=False)
+            return np.ascontiguousarray(array).reshape(rows, *self.tail)
+        parts = [columns[name].reshape(rows, -1) for name in self.columns]
+        array = np.empty((rows, sum(part.shape[1] for part in parts)), self.dtype)
+        at = 0
+        for part in parts:
+            array[:, at : at + part.shape[1]] = part
+            at += part.shape[1]
+        return array.reshape(rows, *self.tail)
+
+
+@dataclass(frozen=True)
+class Label:
+    """One label.
+
+    Attributes:
+        column: its column.
+        tail: its shape without the rows; None: as the column is, or as the output is if that has as many numbers.
+        dtype: name of its NumPy dtype.
+    """
+
+    column: str
+    tail: tuple[int, ...] | None
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row, as far as the shape is known."""
+        return math.prod(self.tail or ()) * np.dtype(self.dtype).itemsize
+
+    def array(self, columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        """Returns the label of ``rows`` rows, contiguous."""
+        array = np.ascontiguousarray(columns[self.column].astype(self.dtype, copy=False))
+        return array if self.tail is None else array.reshape(rows, *self.tail)
+
+
+def _tail(shape: Sequence[int], width: int, what: str) -> tuple[int, ...]:
+    tail = tuple(int(n) for n in (shape[1:] if shape and shape[0] == -1 else shape))
+    if -1 in tail or math.prod(tail) != width:
+        raise DataError(
+            f"shape {list(shape)} was found for {what}, which has {width} number{'s' * (width != 1)} per row; "
+            "-1, for the rows, and then dimensions whose product is that were expected"
+        )
+    return tail
+
+
+def plan_inputs(
+    columns: Sequence[ColumnLike],
+    shapes: Sequence[Sequence[int] | None] | None,
+    dtypes: Sequence[str | None] | None,
+    default_dtype: str,
+) -> tuple[Input, ...]:
+    """Returns the model's inputs.
+
+    Args:
+        columns: the feature columns in order.
+        shapes: the Param ``input_shapes``.
+        dtypes: the Param ``input_dtypes``, one per input.
+        default_dtype: dtype of inputs that have none there.
+
+    Raises:
+        DataError: the shapes do not fit the columns.
+    """
+    widths = [math.prod(column.shape) for column in columns]
+    names = [column.name for column in columns]
+    if shapes is not None and len(shapes) not in (1, len(columns)):
+        raise DataError(
+            f"input_shapes with {len(shapes)} shapes was found, one per feature column ({len(columns)}: "
+            f"{', '.join(names)}) "
+            "or a single one for all of them side by side was expected"
+        )
+    if shapes is None or (len(shapes) == 1 and len(columns) > 1):
+        given = None if shapes is None else shapes[0]
+        what = f"the columns {', '.join(names)} side by side" if len(names) > 1 else f"column {names[0]!r}"
+        tail = (sum(widths),) if given is None else _tail(given, sum(widths), what)
+        groups = [(tuple(names), tail)]
+    else:
+        groups = [
+            ((name,), column.shape or (1,) if shape is None else _tail(shape, width, f"column {name!r}"))
+            for name, column, shape, width in zip(names, columns, shapes, widths, strict=True)
+        ]
+    if dtypes is not None and len(dtypes) != len(groups):
+        raise DataError(f"input_dtypes with {len(dtypes)} dtypes was found, one per input ({len(groups)}) was expected")
+    chosen = [dtype or default_dtype for dtype in (dtypes or [None] * len(groups))]
+    return tuple(Input(columns_, tail, dtype) for (columns_, tail), dtype in zip(groups, chosen, strict=True))
+
+
+def label_tails(
+    columns: Sequence[ColumnLike], shapes: Sequence[Sequence[int] | None] | None
+) -> list[tuple[int, ...] | None]:
+    """Returns the labels' shapes without the rows, from the Param ``label_shapes``; None where none is given.
+
+    Raises:
+        DataError: the shapes do not fit the columns.
+    """
+    if shapes is None:
+        return [None] * len(columns)
+    if len(shapes) != len(columns):
+        raise DataError(
+            f"label_shapes with {len(shapes)} shapes was found, one per label ({len(columns)}) was expected"
+        )
+    return [
+        None if shape is None else _tail(shape, math.prod(column.shape), f"label {column.name!r}")
+        for column, shape in zip(columns, shapes, strict=True)
+    ]
+
+
+def weights(columns: Mapping[str, np.ndarray], name: str | None) -> np.ndarray | None:
+    """Returns the sample weights as float64 of shape ``[rows]``, or None where there is no such column."""
+    return None if name is None else columns[name].astype(np.float64, copy=False).reshape(-1)
+
+
+def as_dict(columns: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Returns columns as plain values, for a model's metadata."""
+    return {c.name: {"dtype": c.dtype, "shape": list(c.shape), "spark_type": c.spark_type} for c in columns}

@@ -1,0 +1,261 @@
+"""The one table of the estimators' and models' Params: name, default, valid values, meaning, who has it.
+
+:mod:`sparkvod.estimators.params` makes everything else from it: the ``pyspark.ml`` Params, getters, setters, the
+keyword-only constructors with their signatures, and the scikit-learn protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sparkvod.estimators import checks
+
+ALL = ("torch", "keras", "lightning", "mxnet")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One Param.
+
+    Attributes:
+        name: its name, as the constructor's keyword and as the attribute that ``ParamGridBuilder`` takes.
+        default: value when it is not set; a list is copied for each instance.
+        check: returns the value in its canonical form, or raises ``TypeError`` or ``ValueError`` saying what it
+        expected.
+        doc: what it means, with its unit.
+        frameworks: the estimators that have it.
+        aliases: further names of its accessors, without ``get`` and ``set``.
+        inert: not empty for a Param of the peer that has no meaning here: why; setting it logs that once.
+    """
+
+    name: str
+    default: Any
+    check: Callable[[Any], Any]
+    doc: str
+    frameworks: tuple[str, ...] = ALL
+    aliases: tuple[str, ...] = ()
+    inert: str = ""
+
+    @property
+    def accessor(self) -> str:
+        """The name in its getter and setter: ``BatchSize`` for ``batch_size``."""
+        return "".join(part[:1].upper() + part[1:] for part in self.name.split("_"))
+
+
+_POSITIVE = checks.integer(1)
+_READERS = "the Arrow reader decodes in one thread per rank and prefetches in another"
+
+ESTIMATOR: tuple[Entry, ...] = (
+    # what is trained
+    Entry("model", None, checks.anything, "the model to train; it is copied, never changed"),
+    Entry(
+        "optimizer",
+        None,
+        checks.anything,
+        "the optimizer: an instance over the model's parameters, or a function of the parameters",
+    ),
+    Entry("loss", None, checks.functions, "the loss, or a list with one per label: f(output, label), a mean over rows"),
+    Entry("loss_weights", None, checks.numbers, "weights of the labels' losses; 1/labels each when not given"),
+    Entry(
+        "metrics",
+        [],
+        checks.a_list,
+        "groups of metrics: each a function f(output, label), or a list with one per label",
+    ),
+    Entry(
+        "lr_scheduler",
+        None,
+        checks.function,
+        "function of the optimizer that returns a scheduler; it steps once per epoch",
+        ("torch",),
+    ),
+    Entry("scale_lr", False, checks.boolean, "multiply the learning rate by the number of ranks, as the peer does"),
+    # the columns
+    Entry(
+        "feature_cols",
+        None,
+        checks.strings,
+        "names of the feature columns; all but labels, weights and validation when not given",
+    ),
+    Entry("label_cols", None, checks.strings, "names of the label columns"),
+    Entry("sample_weight_col", None, checks.string, "name of a column of weights: the loss is their weighted mean"),
+    Entry(
+        "input_shapes",
+        None,
+        checks.shapes,
+        "shapes of the model's inputs, -1 for the rows; one per feature column, or one for all columns side by side",
+    ),
+    Entry(
+        "input_dtypes",
+        None,
+        checks.names_or_none,
+        "dtypes of the model's inputs, such as ['int64', None]; None is the model's own",
+        ("torch",),
+    ),
+    Entry(
+        "label_shapes",
+        None,
+        checks.shapes,
+        "shapes that labels are given before the loss, -1 for the rows; None: the output's if it has as many numbers",
+    ),
+    Entry(
+        "validation",
+        None,
+        checks.validation,
+        "share of rows held out, in [0, 1), or name of a column that is true, or above 0, where a row is held out",
+    ),
+    # the run
+    Entry("num_proc", None, _POSITIVE, "number of ranks; Spark's default parallelism when not given; excludes backend"),
+    Entry(
+        "backend",
+        None,
+        checks.backend,
+        "object with run(fn, args, kwargs, env) and num_processes(), such as a SparkBackend; excludes num_proc",
+    ),
+    Entry(
+        "store",
+        None,
+        checks.store,
+        "Store, or path, of prepared data and runs; a temporary one when not given on a local master",
+    ),
+    Entry("batch_size", 32, _POSITIVE, "rows of a step on each rank"),
+    Entry("val_batch_size", None, _POSITIVE, "rows of a validation step on each rank; batch_size when not given"),
+    Entry("epochs", 1, _POSITIVE, "passes over the data, those before a resumption included"),
+    Entry("train_steps_per_epoch", None, _POSITIVE, "steps of an epoch; as many as show each row once when not given"),
+    Entry(
+        "validation_steps_per_epoch",
+        None,
+        _POSITIVE,
+        "steps of a validation; as many as show each row once when not given",
+    ),
+    Entry(
+        "backward_passes_per_step", 1, _POSITIVE, "batches whose gradients are summed before the ranks exchange them"
+    ),
+    Entry(
+        "gradient_compression", None, checks.anything, "compression of gradients between ranks: a member of Compression"
+    ),
+    Entry(
+        "random_seed",
+        None,
+        checks.integer(0),
+        "seed of shuffling, of a split by fraction and of the framework (plus the rank); drawn when not given",
+    ),
+    Entry("shuffle", True, checks.boolean, "show rows in another order each epoch"),
+    Entry("callbacks", [], checks.a_list, "Callback objects that run on each rank"),
+    Entry("verbose", 1, checks.integer(0), "0: silent, 1: progress, 2: workers' output too"),
+    Entry("use_gpu", True, checks.boolean, "train on a GPU where there is one and the engine serves it"),
+    Entry(
+        "run_id",
+        None,
+        checks.string,
+        "name of the run: an interrupted run of that name goes on from its last checkpoint",
+    ),
+    Entry("checkpoint_every", None, _POSITIVE, "steps between checkpoints, besides the one at the end of each epoch"),
+    # the data
+    Entry("reader", "auto", checks.choice("auto", "arrow"), "how prepared data is read: auto or arrow"),
+    Entry("partitions_per_process", 10, _POSITIVE, "Parquet files per rank that data is prepared in, at most"),
+    Entry(
+        "transformation_fn",
+        None,
+        checks.function,
+        "function from and to a pandas DataFrame of a batch's columns, run in the reader; it keeps the number of rows",
+    ),
+    # the peer's own ways to train, PyTorch
+    Entry(
+        "loss_constructors",
+        None,
+        checks.functions,
+        "functions that return the losses, called on each rank with model, optimizer and others by keyword",
+        ("torch", "lightning"),
+    ),
+    Entry(
+        "train_minibatch_fn",
+        None,
+        checks.function,
+        "f(model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights, "
+        "backward_passes_per_step, batch_idx) -> (outputs, loss), in place of the built-in step",
+        ("torch", "lightning"),
+    ),
+    # the peer's that have no meaning here
+    Entry(
+        "shuffle_buffer_size",
+        None,
+        checks.integer(0),
+        "ignored",
+        aliases=("ShufflingBufferSize",),
+        inert="rows are shuffled by lanes of a fixed size",
+    ),
+    Entry("data_module", None, checks.anything, "ignored", inert="readers are chosen by `reader`"),
+    Entry(
+        "continuous_cols",
+        None,
+        checks.strings,
+        "ignored",
+        inert="it served NVTabular; name the columns in feature_cols",
+    ),
+    Entry(
+        "categorical_cols",
+        None,
+        checks.strings,
+        "ignored",
+        inert="it served NVTabular; name the columns in feature_cols",
+    ),
+    Entry("compress_sparse_cols", False, checks.boolean, "ignored", inert="vectors are stored as dense lists"),
+    Entry(
+        "train_reader_num_workers", 2, checks.integer(0), "ignored", aliases=("TrainReaderNumWorker",), inert=_READERS
+    ),
+    Entry("val_reader_num_workers", 2, checks.integer(0), "ignored", aliases=("ValReaderNumWorker",), inert=_READERS),
+    Entry("reader_pool_type", "thread", checks.choice("thread", "process", "dummy"), "ignored", inert=_READERS),
+    Entry(
+        "inmemory_cache_all",
+        False,
+        checks.boolean,
+        "ignored",
+        aliases=("InMemoryCacheAll",),
+        inert="the operating system caches what was read",
+    ),
+    Entry(
+        "mp_start_method",
+        None,
+        checks.choice("fork", "spawn", "forkserver"),
+        "ignored",
+        inert="readers start no processes",
+    ),
+    Entry(
+        "transformation_edit_fields",
+        None,
+        checks.a_list,
+        "ignored",
+        inert="the columns that transformation_fn returns are taken as they are",
+    ),
+    Entry(
+        "transformation_removed_fields",
+        None,
+        checks.a_list,
+        "ignored",
+        inert="the columns that transformation_fn returns are taken as they are",
+    ),
+)
+
+MODEL: tuple[Entry, ...] = (
+    Entry("model", None, checks.anything, "the trained model"),
+    Entry("history", None, checks.a_list, "one record per epoch: losses, metrics, rows per second"),
+    Entry("feature_columns", None, checks.strings, "names of the feature columns"),
+    Entry("label_columns", None, checks.strings, "names of the label columns", aliases=("LabelColoumns",)),
+    Entry(
+        "outputCols", None, checks.strings, "names of the columns that transform adds; <label>__output when not given"
+    ),
+    Entry("run_id", None, checks.string, "name of the run that trained it"),
+    Entry("_metadata", None, checks.a_dict, "the columns' types and shapes, the outputs' shapes"),
+    Entry("optimizer", None, checks.anything, "the optimizer with its state after the last step", ("torch",)),
+    Entry("input_shapes", None, checks.shapes, "shapes of the model's inputs", ("torch", "lightning")),
+    Entry("loss", None, checks.functions, "the loss that it was trained with", ("torch",)),
+    Entry("loss_constructors", None, checks.functions, "functions that return the losses", ("torch",)),
+)
+
+
+def of(table: Iterable[Entry], framework: str) -> dict[str, Entry]:
+    """Returns the entries of ``table`` that the estimator or model of ``framework`` has, by name."""
+    return {entry.name: entry for entry in table if framework in entry.frameworks}

@@ -1,0 +1,266 @@
+"""PyTorch in the training loop: one model on one rank. Used on the workers only."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import random
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch import nn
+
+import sparkvod.torch as hvd
+from sparkvod.estimators import columns
+from sparkvod.estimators.adapter import Adapter
+from sparkvod.estimators.torch import model_io, packing
+from sparkvod.estimators.torch.losses import Loss, terms_for
+
+if TYPE_CHECKING:
+    from sparkvod.data import Batch
+    from sparkvod.estimators.task import TrainTask
+
+
+class TorchAdapter(Adapter):
+    """Trains a PyTorch module.
+
+    The payload is a pickled dict of pickled parts, as :class:`~sparkvod.estimators.torch.estimator.TorchEstimator`
+    makes it.
+    """
+
+    def __init__(self, task: TrainTask) -> None:
+        super().__init__(task)
+        self._parts: dict[str, bytes] = pickle.loads(task.payload)
+        self._model: nn.Module = nn.Identity()
+        self._optimizer: Any = None
+        self._scheduler: Any = None
+        self._scale = 1.0
+        self._frozen = True
+
+    def _part(self, name: str) -> Any:
+        return cloudpickle.loads(self._parts[name])
+
+    @property
+    def model(self) -> nn.Module:
+        """The module."""
+        return self._model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The distributed optimizer."""
+        return self._optimizer
+
+    # ---- the beginning --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Joins the world, builds model, losses and metrics, and takes rank 0's parameters."""
+        hvd.init()
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
+        self._model = packing.load_model(self._parts["model"])
+        self._batch_norms = [m for m in self._model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
+        labels = len(self.task.labels)
+        constructors = self._part("loss_constructors")
+        loss = self._part("loss") if constructors is None else self._construct(constructors)
+        terms = terms_for(loss, labels)
+        self._loss = Loss(terms, self._part("loss_weights") or [1.0 / labels] * labels)
+        self._metrics = [
+            list(group) if isinstance(group, (list, tuple)) else [group] * labels for group in self._part("metrics")
+        ]
+        self._minibatch = self._part("train_minibatch_fn")
+
+    def _construct(self, constructors: Any) -> list[Any]:
+        known = {"model": self._model, "rank": hvd.rank(), "size": hvd.size(), "task": self.task}
+        losses = []
+        for constructor in constructors if isinstance(constructors, list) else [constructors]:
+            parameters = inspect.signature(constructor).parameters
+            takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            losses.append(constructor(**{k: v for k, v in known.items() if takes_all or k in parameters}))
+        return losses if len(losses) > 1 else losses * len(self.task.labels)
+
+    def seed(self, seed: int) -> None:
+        """Seeds Python, NumPy and PyTorch."""
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        torch.manual_seed(seed)
+
+    def prepare(self) -> None:
+        """Makes the optimizer distributed, scales its learning rate if asked to, makes the schedule."""
+        given = self._part("optimizer")
+        if isinstance(given, packing.DetachedOptimizer):
+            optimizer = given.attach(self._model)
+        else:
+            optimizer = given(self._model.parameters())
+        if self.task.scale_lr:
+            self._scale = float(hvd.size())
+            self._rescale(optimizer.param_groups, self._scale)
+        self._optimizer = hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=self._model.named_parameters(),
+            compression=self._part("gradient_compression") or hvd.Compression.none,
+            backward_passes_per_step=self.task.backward_passes_per_step,
+            op=hvd.Sum,
+        )
+        schedule = self._part("lr_scheduler")
+        self._scheduler = None if schedule is None else schedule(self._optimizer)
+
+    @staticmethod
+    def _rescale(groups: list[dict[str, Any]], factor: float) -> None:
+        for group in groups:
+            for name in ("lr", "initial_lr"):
+                if name in group:
+                    group[name] = group[name] * factor
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_normalisers(self) -> bool:
+        """Whether there are sample weights, or a loss weighs classes."""
+        return self.task.weight_column is not None or not all(term.normalises_by_rows for term in self._loss.terms)
+
+    def normalisers(self, batch: Batch) -> np.ndarray:
+        """Returns the sums of this rank's weights, one per label."""
+        if not batch.rows:
+            return np.zeros(len(self._loss.terms))
+        weights = self._weights(batch)
+        labels = model_io.labels(self.task.labels, batch.columns, batch.rows)
+        return np.array([t.normaliser(label, weights) for t, label in zip(self._loss.terms, labels, strict=True)])
+
+    def _weights(self, batch: Batch) -> torch.Tensor | None:
+        weights = columns.weights(batch.columns, self.task.weight_column)
+        return None if weights is None else model_io.tensor(weights)
+
+    def train(self, batch: Batch, normalisers: np.ndarray, step: int, last: bool) -> np.ndarray:
+        """Takes one step; a rank without rows sends no gradient of its own and takes the others'."""
+        passes = self.task.backward_passes_per_step
+        if not batch.rows or self._minibatch is None:
+            if step % passes == 0:
+                self._optimizer.zero_grad()
+            sums = self._backward(batch, normalisers) if batch.rows else np.zeros(self.sums_size)
+            if last or (step + 1) % passes == 0:
+                self._optimizer.step()
+            return sums
+        return self._backward(batch, normalisers, step)
+
+    def _backward(self, batch: Batch, normalisers: np.ndarray, step: int | None = None) -> np.ndarray:
+        """Goes forward and backward; with ``step``, the user's own function does, and the optimizer's step as well."""
+        self._loss.normalisers = normalisers.tolist()
+        inputs, labels, weights = self._tensors(batch)
+        if not self._model.training or self._frozen:
+            self._model.train()
+        # A batch of one has no statistics to normalise by, and which rank gets one is nobody's choice.
+        self._frozen = batch.rows == 1 and bool(self._batch_norms)
+        for module in self._batch_norms if self._frozen else ():
+            module.eval()
+        if step is None:
+            found = model_io.outputs(self._model(*inputs))
+            labels = model_io.fit_labels(self._loss.terms, self.task.labels, found, labels)
+            self._loss(found, labels, weights).backward()
+        else:
+            result, _ = self._minibatch(
+                self._model,
+                self._optimizer,
+                self._transform_outputs,
+                self._loss,
+                inputs,
+                labels,
+                weights,
+                self.task.backward_passes_per_step,
+                step,
+            )
+            found, labels = self._transform_outputs(result, labels)
+        return self._sums(found, labels, weights)
+
+    def _tensors(self, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
+        inputs = model_io.inputs(self.task.inputs, batch.columns, batch.rows)
+        return inputs, model_io.labels(self.task.labels, batch.columns, batch.rows), self._weights(batch)
+
+    def _transform_outputs(self, result: Any, labels: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        found = model_io.outputs(result)
+        return found, model_io.fit_labels(self._loss.terms, self.task.labels, found, labels)
+
+    def evaluate(self, batch: Batch) -> np.ndarray:
+        """Returns the batch's sums, by the model in evaluation mode."""
+        self._model.eval()
+        with torch.no_grad():
+            inputs, labels, weights = self._tensors(batch)
+            found, labels = self._transform_outputs(self._model(*inputs), labels)
+            self._loss(found, labels, weights)
+            return self._sums(found, labels, weights)
+
+    # ---- sums: the terms' sums, their normalisers, the metrics times rows, rows -----------------------------------
+
+    @property
+    def sums_size(self) -> int:
+        """Length of the vectors of sums."""
+        labels = len(self._loss.terms)
+        return 2 * labels + len(self._metrics) * labels + 1
+
+    def _sums(self, found: list[torch.Tensor], labels: list[torch.Tensor], weights: torch.Tensor | None) -> np.ndarray:
+        rows = labels[0].shape[0]
+        normalisers = [t.normaliser(label, weights) for t, label in zip(self._loss.terms, labels, strict=True)]
+        values = []
+        with torch.no_grad():
+            for group in self._metrics:
+                values += [float(f(o.detach(), y)) * rows for f, o, y in zip(group, found, labels, strict=True)]
+        return np.array([*self._loss.sums, *normalisers, *values, rows])
+
+    def record(self, sums: np.ndarray) -> dict[str, Any]:
+        """Returns ``{"loss": ..., "all_metrics": [{"group_<i>_<label>": ...}, ...]}``."""
+        labels = len(self._loss.terms)
+        means = sums[:labels] / np.maximum(sums[labels : 2 * labels], 1e-300)
+        loss = float(sum(weight * mean for weight, mean in zip(self._loss.weights, means, strict=True)))
+        metrics = (sums[2 * labels : -1] / max(sums[-1], 1.0)).reshape(len(self._metrics), labels)
+        names = [label.column for label in self.task.labels]
+        groups = [
+            {f"group_{i}_{name}": float(value) for name, value in zip(names, row, strict=True)}
+            for i, row in enumerate(metrics)
+        ]
+        return {"loss": loss, "all_metrics": groups}
+
+    # ---- between epochs -------------------------------------------------------------------------------------------
+
+    def epoch_ended(self, record: dict[str, Any]) -> None:
+        """Steps the schedule; one that watches a figure gets the validation's loss, or else the training's."""
+        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self._scheduler.step(record.get("validation", record["train"])["loss"])
+        elif self._scheduler is not None:
+            self._scheduler.step()
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The learning rate of the first group."""
+        rate = self._optimizer.param_groups[0].get("lr")
+        return None if rate is None else float(rate)
+
+    def state(self, result: bool = False) -> dict[str, bytes]:
+        """Returns the states of model, optimizer and schedule; as a result, with the learning rate as it was given."""
+        optimizer = self._optimizer.state_dict()
+        if result and self._scale != 1.0:
+            optimizer["param_groups"] = [dict(group) for group in optimizer["param_groups"]]
+            self._rescale(optimizer["param_groups"], 1.0 / self._scale)
+        state = {"model": self._model.state_dict(), "optimizer": optimizer}
+        if self._scheduler is not None and not result:
+            state["scheduler"] = self._scheduler.state_dict()
+        return {name: packing.dump_state(value) for name, value in state.items()}
+
+    def load_state(self, state: dict[str, bytes]) -> None:
+        """Takes what :meth:`state` returned."""
+        self._model.load_state_dict(packing.load_state(state["model"]))
+        self._optimizer.load_state_dict(packing.load_state(state["optimizer"]))
+        if self._scheduler is not None and "scheduler" in state:
+            self._scheduler.load_state_dict(packing.load_state(state["scheduler"]))
+
+    def random_state(self) -> bytes:
+        """Returns the states of Python's, NumPy's and PyTorch's generators."""
+        return pickle.dumps((random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()))
+
+    def set_random_state(self, state: bytes) -> None:
+        """Takes what :meth:`random_state` returned."""
+        python, numpy, own = pickle.loads(state)
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torch.from_numpy(own))

@@ -1,0 +1,159 @@
+"""Runs a model once on the driver, on a few rows of zeros, to see that data, model, loss and labels fit together."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparkvod.errors import DataError
+from sparkvod.estimators.columns import ColumnLike, Input, Label
+from sparkvod.estimators.torch import model_io
+from sparkvod.estimators.torch.losses import LossTerm
+
+#: Prime, so that it is no dimension of anybody's data by chance.
+_ROWS = 3
+
+
+def default_dtype(model: nn.Module) -> str:
+    """Returns the NumPy dtype of the model's floating-point parameters, float32 if it has none that NumPy knows."""
+    for parameter in model.parameters():
+        if parameter.dtype in (torch.float32, torch.float64, torch.float16):
+            return str(parameter.dtype).removeprefix("torch.")
+    return "float32"
+
+
+def output_tails(
+    model: nn.Module,
+    inputs: Sequence[Input],
+    columns: Sequence[ColumnLike],
+    terms: Sequence[LossTerm] | None,
+    tails: Sequence[tuple[int, ...] | None],
+    weighted: bool,
+) -> tuple[list[tuple[int, ...]], tuple[Label, ...]]:
+    """Returns the outputs' shapes without the rows, and how label columns make labels.
+
+    Args:
+        model: a model that may be used up: in training it would be another copy.
+        inputs: how the feature columns make its inputs.
+        columns: the label columns.
+        terms: the losses, one per label; None when they are made on the workers.
+        tails: the labels' shapes without the rows, None where none was given.
+        weighted: whether there are sample weights.
+
+    Raises:
+        DataError: the model cannot take the inputs, or what it returns fits neither labels nor losses.
+    """
+    outputs = _forward(model, inputs)
+    names = ", ".join(column.name for column in columns)
+    if len(outputs) != len(columns):
+        raise DataError(
+            f"a model with {len(outputs)} outputs was found, one per label ({len(columns)}: {names}) was expected; "
+            "change label_cols, or return a tuple with one tensor per label"
+        )
+    for output, column in zip(outputs, columns, strict=True):
+        if output.ndim == 0 or output.shape[0] != _ROWS:
+            raise DataError(
+                f"a model that makes an output of shape {list(output.shape)} from {_ROWS} rows was found for "
+                f"label {column.name!r}, "
+                f"one with {_ROWS} as its first dimension was expected; do not reduce over the rows"
+            )
+    found = [tuple(output.shape[1:]) for output in outputs]
+    default = default_dtype(model)
+    if terms is None:
+        return found, tuple(Label(c.name, tail, default) for c, tail in zip(columns, tails, strict=True))
+    labels = []
+    for column, term, output, tail in zip(columns, terms, outputs, tails, strict=True):
+        if weighted and not term.takes_weights:
+            raise DataError(
+                f"a loss ({_name(term)}) that returns one number per batch was found together with "
+                "sample_weight_col, one that can "
+                "return a number per row was expected; use a torch.nn loss, or give the function a keyword `reduction`"
+            )
+        labels.append(_label(column, term, output, tail, default))
+    return found, tuple(labels)
+
+
+def _forward(model: nn.Module, inputs: Sequence[Input]) -> list[torch.Tensor]:
+    arrays = [torch.from_numpy(np.zeros((_ROWS, *item.tail), item.dtype)) for item in inputs]
+    shapes = ", ".join(
+        f"[rows, {', '.join(map(str, i.tail))}] {i.dtype}" if i.tail else f"[rows] {i.dtype}" for i in inputs
+    )
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            result = model.eval()(*arrays)
+    except Exception as error:
+        raise DataError(
+            f"the model cannot take its {len(inputs)} input{'s' * (len(inputs) > 1)} of {shapes} "
+            f"({type(error).__name__}: {error}); change input_shapes (one shape per feature column, or one for "
+            "all of them side "
+            "by side), input_dtypes, or the model"
+        ) from error
+    return model_io.outputs(result)
+
+
+def _label(
+    column: ColumnLike, term: LossTerm, output: torch.Tensor, tail: tuple[int, ...] | None, default: str
+) -> Label:
+    """Returns how a column makes the label that its loss takes, tried on zeros."""
+    width = math.prod(column.shape)
+    shape = column.shape if tail is None else tail
+    same = width * _ROWS == output.numel()
+    if term.pairs and not same:
+        raise _unfit(column, output, shape, term, "as many numbers in both were expected")
+    wants_classes = term.takes_classes and (not same or output.ndim == 1)
+    if wants_classes and output.ndim < 2:
+        raise _unfit(column, output, shape, term, "one output per class was expected")
+    if wants_classes:
+        kinds = ["int64"]
+    elif term.takes_classes or term.pairs or np.dtype(column.dtype).kind not in "iu":
+        kinds = [default]
+    else:
+        kinds = [default, "int64"]  # a user's own loss: floating-point numbers, as the peer has it, if it takes them
+    for number, kind in enumerate(kinds):
+        label = Label(column.name, tail, kind)
+        try:
+            _try(term, label, output, column)
+        except Exception as error:
+            if number + 1 < len(kinds):
+                continue
+            raise _unfit(
+                column, output, shape, term, f"the loss failed on them ({type(error).__name__}: {error})"
+            ) from error
+        return label
+    raise AssertionError("unreachable")
+
+
+def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> None:
+    zeros = np.zeros((_ROWS, *column.shape), column.dtype)
+    made = model_io.labels([label], {column.name: zeros}, _ROWS)
+    fitted = model_io.fit_labels([term], [label], [output], made)[0]
+    with torch.enable_grad():
+        leaf = output.detach().clone().requires_grad_(output.is_floating_point())
+        value = copy.copy(term).loss(leaf, fitted)
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"it returned a {type(value).__name__}, a tensor was expected")
+    if value.ndim and value.shape[0] != _ROWS:
+        raise ValueError(f"it returned the shape {list(value.shape)}, one number, or one per row, was expected")
+    if leaf.requires_grad and not value.requires_grad:
+        raise ValueError("its result does not depend on the output")
+    if value.requires_grad:
+        value.sum().backward()
+
+
+def _name(term: LossTerm) -> str:
+    return getattr(term.loss, "__name__", type(term.loss).__name__)
+
+
+def _unfit(column: ColumnLike, output: torch.Tensor, shape: Sequence[int], term: LossTerm, expected: str) -> DataError:
+    made = ", ".join(["rows", *map(str, output.shape[1:])])
+    has = ", ".join(["rows", *map(str, shape)])
+    return DataError(
+        f"the model's output for label {column.name!r} has the shape [{made}], the label [{has}] "
+        f"({column.dtype}), and the loss is "
+        f"{_name(term)}: {expected}; change the model's last layer, label_shapes, or the loss"
+    )

@@ -1,0 +1,191 @@
+"""``TorchEstimator``: trains a PyTorch module on a DataFrame."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from sparkvod.estimators import columns, table
+from sparkvod.estimators.base import EstimatorBase, Plan
+from sparkvod.estimators.task import TrainResult
+from sparkvod.estimators.torch.model import TorchModel
+
+_PARTS = (
+    "loss",
+    "loss_weights",
+    "loss_constructors",
+    "metrics",
+    "lr_scheduler",
+    "gradient_compression",
+    "train_minibatch_fn",
+)
+
+
+class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
+    """Trains a PyTorch module on a Spark DataFrame, on several ranks; ``fit`` returns a :class:`TorchModel`.
+
+    All keyword arguments are Params; see ``explainParams()``. Needed are ``model``, ``optimizer``, ``loss`` (or
+    ``loss_constructors``) and ``label_cols``.
+
+    Features are given to the model in its own floating-point dtype (``input_dtypes`` says otherwise): all columns
+    side by side as
+    one input, unless ``input_shapes`` has one shape per column. Labels are given to the loss in that dtype too, but
+    as class
+    indices (int64) where the loss takes these. The learning rate is taken as given, at any number of ranks.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> estimator = TorchEstimator(
+        ...     model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss=torch.nn.MSELoss(),
+        ...     feature_cols=["x1", "x2"], label_cols=["y"], batch_size=64, epochs=3, num_proc=2)
+        >>> fitted = estimator.fit(df)
+        >>> fitted.transform(df).select("y", "y__output").show()
+    """
+
+    framework = "torch"
+    run_prefix = "pytorch"
+    adapter = "sparkvod.estimators.torch.adapter:TorchAdapter"
+
+    def get_model_class(self) -> type[TorchModel]:
+        """Returns the class of what ``fit`` returns; override it to return another."""
+        return TorchModel
+
+    # ---- checks ---------------------------------------------------------------------------------------------------
+
+    def _check_given(self) -> None:
+        """Checks that what training needs was given, and fits together as far as that is known without data."""
+        import torch
+        from torch import nn
+
+        model, optimizer = self.value("model"), self.value("optimizer")
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model={type(model).__name__} was found, a torch.nn.Module was expected")
+        if optimizer is None or not (isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)):
+            raise ValueError(
+                f"optimizer={optimizer!r} was found, a torch.optim.Optimizer over the model's parameters, or a "
+                "function of the "
+                "parameters such as functools.partial(torch.optim.Adam, lr=0.01), was expected"
+            )
+        if self.value("loss") is None and self.value("loss_constructors") is None:
+            raise ValueError(
+                "neither loss nor loss_constructors was found, one of them was expected, such as "
+                "loss=torch.nn.MSELoss()"
+            )
+        if isinstance(self.value("loss"), str):
+            raise ValueError(
+                f"loss={self.value('loss')!r} was found, a function or module was expected, such as torch.nn.MSELoss()"
+            )
+        labels = self.value("label_cols")
+        weights = self.value("loss_weights")
+        if weights is not None and len(weights) != len(labels):
+            raise ValueError(f"loss_weights={weights} was found, one number per label ({len(labels)}) was expected")
+        for group in self.value("metrics"):
+            members = group if isinstance(group, (list, tuple)) else [group]
+            if not all(callable(f) for f in members) or (
+                isinstance(group, (list, tuple)) and len(group) != len(labels)
+            ):
+                raise ValueError(
+                    f"metrics={group!r} was found, groups that are one function, or a list of one function per label "
+                    f"({len(labels)}), were expected"
+                )
+
+    def _pack(self) -> bytes:
+        from sparkvod.estimators.torch import packing
+
+        model, optimizer = self.value("model"), self.value("optimizer")
+        parts = {name: packing.dump_part(name, self.value(name)) for name in _PARTS}
+        parts["model"] = packing.dump_model(model)
+        given = optimizer if _is_function(optimizer) else packing.detach(optimizer, model)
+        parts["optimizer"] = packing.dump_part("optimizer", given)
+        return pickle.dumps(parts)
+
+    def _plan(self, payload: bytes, features: Sequence[Any], labels: Sequence[Any]) -> Plan:
+        from sparkvod.estimators.torch import checking, packing
+        from sparkvod.estimators.torch.losses import terms_for
+
+        model = packing.load_model(pickle.loads(payload)["model"])
+        inputs = columns.plan_inputs(
+            features, self.value("input_shapes"), self.value("input_dtypes"), checking.default_dtype(model)
+        )
+        tails = columns.label_tails(labels, self.value("label_shapes"))
+        terms = None if self.value("loss") is None else terms_for(self.value("loss"), len(labels))
+        weighted = self.value("sample_weight_col") is not None
+        outputs, planned = checking.output_tails(model, inputs, labels, terms, tails, weighted)
+        return Plan(inputs, planned, outputs)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        model, optimizer = self.value("model"), self.value("optimizer")
+        found: dict[str, Any] = {
+            f"model.{name}": f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            for name, tensor in model.state_dict().items()
+            if hasattr(tensor, "shape")
+        }
+        found["model"] = type(model).__qualname__
+        if _is_function(optimizer):
+            found["optimizer"] = _named(optimizer)
+        else:
+            found["optimizer"] = type(optimizer).__qualname__
+            for number, group in enumerate(optimizer.param_groups):
+                found |= {
+                    f"optimizer.{number}.{k}": repr(v) for k, v in group.items() if k not in ("params", "initial_lr")
+                }
+        for name in ("loss", "loss_constructors", "lr_scheduler", "train_minibatch_fn", "gradient_compression"):
+            value = self.value(name)
+            found[name] = [_named(item) for item in value] if isinstance(value, list) else _named(value)
+        return found
+
+    def _dump(self, name: str, value: Any) -> bytes:
+        from sparkvod.estimators.torch import packing
+
+        if name == "model":
+            return packing.dump_model(value)
+        if name == "optimizer" and not _is_function(value) and self.value("model") is not None:
+            value = packing.detach(value, self.value("model"))
+        return packing.dump_part(name, value)
+
+    def _load(self, name: str, content: bytes) -> Any:
+        from sparkvod.estimators.torch import packing
+
+        value = packing.load_model(content) if name == "model" else super()._load(name, content)
+        return value.attach(self.value("model")) if isinstance(value, packing.DetachedOptimizer) else value
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def _trained(self, payload: bytes, result: TrainResult, params: dict[str, Any]) -> TorchModel:
+        from sparkvod.estimators.torch import packing
+
+        parts = pickle.loads(payload)
+        model = packing.load_model(parts["model"])
+        model.load_state_dict(packing.load_state(result.state["model"]))
+        model.eval()
+        given = pickle.loads(parts["optimizer"])
+        optimizer = given.attach(model) if isinstance(given, packing.DetachedOptimizer) else given(model.parameters())
+        optimizer.load_state_dict(packing.load_state(result.state["optimizer"]))
+        shapes = [[-1, *item["tail"]] for item in params["_metadata"]["inputs"]]
+        return self.get_model_class()(
+            model=model,
+            optimizer=packing.detach(optimizer, model),
+            input_shapes=shapes,
+            loss=self.value("loss"),
+            loss_constructors=self.value("loss_constructors"),
+            **params,
+        )
+
+
+def _is_function(optimizer: Any) -> bool:
+    import torch
+
+    return not isinstance(optimizer, torch.optim.Optimizer)
+
+
+def _named(value: Any) -> str | None:
+    """Returns a name that is the same in another process, with what was bound to it."""
+    if value is None:
+        return None
+    if isinstance(value, functools.partial):
+        arguments = [repr(a) for a in value.args] + [f"{k}={v!r}" for k, v in value.keywords.items()]
+        return f"{_named(value.func)}({', '.join(arguments)})"
+    name = getattr(value, "__qualname__", None)
+    return str(name) if name else repr(value).split(" at 0x")[0]

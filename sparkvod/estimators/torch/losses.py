@@ -1,0 +1,177 @@
+"""Losses as sums over rows, so that ranks with different numbers of rows add up to the loss of the whole batch."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+#: Losses whose label is the index of a class, unless it has the output's shape.
+_CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+_CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss, F.multi_margin_loss)
+#: Losses that compare number by number: output and label must have one shape, broadcasting would be a mistake.
+_PAIRED_MODULES = (
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.PoissonNLLLoss,
+    nn.SoftMarginLoss,
+    nn.MultiLabelSoftMarginLoss,
+    nn.KLDivLoss,
+)
+_PAIRED_FUNCTIONS = (
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.poisson_nll_loss,
+    F.soft_margin_loss,
+    F.kl_div,
+)
+
+
+class LossTerm:
+    """One label's loss.
+
+    Args:
+        loss: ``f(output, label)``: a module with a ``reduction``, or a function that returns a mean over rows or one
+            number per row.
+    """
+
+    def __init__(self, loss: Callable[..., Any]) -> None:
+        self.loss = loss
+        self.reduction: str = getattr(loss, "reduction", "mean")
+        self._per_element = _without_reduction(loss)
+        inner = loss.func if isinstance(loss, functools.partial) else loss
+        self.takes_classes = isinstance(inner, _CLASS_MODULES) or inner in _CLASS_FUNCTIONS
+        self.pairs = isinstance(inner, _PAIRED_MODULES) or inner in _PAIRED_FUNCTIONS
+        # The means of these two are weighted by class, and leave out the ignored one.
+        is_weighted = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and self.reduction == "mean"
+        module: Any = loss
+        self._class_weights: torch.Tensor | None = module.weight if is_weighted else None
+        self._ignored: int | None = None
+        if is_weighted and module.ignore_index != -100:
+            self._ignored = int(module.ignore_index)
+
+    @property
+    def normalises_by_rows(self) -> bool:
+        """Whether, without sample weights, the mean's denominator is the number of rows."""
+        return self._class_weights is None and self._ignored is None
+
+    @property
+    def divides(self) -> bool:
+        """Whether the loss is a mean; False for ``reduction="sum"``, which is the sum over the rows of all ranks."""
+        return self.reduction != "sum"
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether it can return one number per row, which sample weights need."""
+        return self._per_element is not None
+
+    def normaliser(self, label: torch.Tensor, weights: torch.Tensor | None) -> float:
+        """Returns the sum of the rows' weights, by which the sum over all ranks is divided."""
+        rows = label.shape[0]
+        if self.normalises_by_rows or label.is_floating_point():
+            return float(rows if weights is None else weights.sum())
+        by_class = self._class_factors(label)
+        return float((by_class if weights is None else by_class * weights.view(-1, *[1] * (label.ndim - 1))).sum())
+
+    def total(self, output: torch.Tensor, label: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        """Returns the differentiable sum over this rank's rows of the rows' weights times their losses."""
+        if weights is None and self.normalises_by_rows:
+            value = self.loss(output, label)
+            if self.reduction == "sum":
+                return value
+            return value * label.shape[0] if value.ndim == 0 else _by_row(value).sum()
+        assert self._per_element is not None
+        elements = self._per_element(output, label)
+        if not self.normalises_by_rows and not label.is_floating_point():
+            rows = elements.reshape(elements.shape[0], -1).sum(1)  # class weights are in the elements already
+        elif self.reduction in ("sum", "batchmean"):
+            rows = elements.reshape(elements.shape[0], -1).sum(1)
+        else:
+            rows = _by_row(elements)
+        return rows.sum() if weights is None else (rows * weights.to(rows.dtype)).sum()
+
+    def _class_factors(self, label: torch.Tensor) -> torch.Tensor:
+        valid = torch.ones_like(label, dtype=torch.bool) if self._ignored is None else label != self._ignored
+        if self._class_weights is None:
+            return valid.double()
+        return torch.where(valid, self._class_weights[label.clamp(min=0) * valid].double(), 0.0)
+
+
+def _by_row(values: torch.Tensor) -> torch.Tensor:
+    return values.reshape(values.shape[0], -1).mean(1)
+
+
+def _without_reduction(loss: Callable[..., Any]) -> Callable[..., Any] | None:
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        per_element = copy.copy(loss)
+        per_element.reduction = "none"  # type: ignore[assignment]
+        return per_element
+    if isinstance(loss, nn.Module):
+        return None
+    try:
+        parameters = inspect.signature(loss).parameters
+    except (TypeError, ValueError):
+        return None
+    return functools.partial(loss, reduction="none") if "reduction" in parameters else None
+
+
+class Loss:
+    """The losses of all labels together: what a training step minimises.
+
+    Calling it returns this rank's share of the step's loss, so that the *sum* of the ranks' gradients is the gradient
+    of the whole batch's loss. After a call, ``sums`` holds the terms' sums over this rank's rows.
+
+    Args:
+        terms: one per label.
+        weights: the terms' weights.
+    """
+
+    def __init__(self, terms: Sequence[LossTerm], weights: Sequence[float]) -> None:
+        self.terms, self.weights = list(terms), list(weights)
+        self.normalisers: Sequence[float] = [1.0] * len(self.terms)
+        self.sums: list[float] = [0.0] * len(self.terms)
+
+    def __call__(
+        self,
+        outputs: Sequence[torch.Tensor],
+        labels: Sequence[torch.Tensor],
+        sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns ``sum_j weight_j * (sum of this rank's rows)_j / normaliser_j``."""
+        share: Any = 0.0
+        for j, (term, output, label) in enumerate(zip(self.terms, outputs, labels, strict=True)):
+            total = term.total(output, label, sample_weights)
+            self.sums[j] = float(total.detach())
+            factor = self.weights[j]
+            if term.divides:
+                factor = factor / self.normalisers[j] if self.normalisers[j] > 0 else 0.0
+            share = share + total * factor
+        return share
+
+
+def terms_for(loss: Any, labels: int) -> list[LossTerm]:
+    """Returns one term per label from the Param ``loss``: one function for all, or a list with one per label.
+
+    Raises:
+        ValueError: the list has another length.
+    """
+    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss] * labels
+    if len(losses) != labels:
+        raise ValueError(
+            f"loss with {len(losses)} functions was found, one per label ({labels}), or a single one, was expected"
+        )
+    return [LossTerm(one) for one in losses]

@@ -1,0 +1,71 @@
+"""``TorchModel``: what ``TorchEstimator.fit`` returns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparkvod.estimators import table
+from sparkvod.estimators.columns import Input
+from sparkvod.estimators.model import ModelBase
+from sparkvod.estimators.predictor import Output, Predict, Predictor
+
+
+class TorchPredictor(Predictor):
+    """A PyTorch module as it travels."""
+
+    def load(self, content: bytes) -> Predict:
+        """Returns the function; the module predicts in evaluation mode, without gradients, on one core."""
+        import torch
+
+        from sparkvod.estimators.torch import model_io, packing
+
+        torch.set_num_threads(1)  # Spark runs as many workers as there are cores for tasks
+        model = packing.load_model(content).eval()
+
+        def predict(columns: Mapping[str, np.ndarray], rows: int) -> Sequence[np.ndarray]:
+            with torch.no_grad():
+                found = model_io.outputs(model(*model_io.inputs(self.inputs, columns, rows)))
+            return [output.numpy() for output in found]
+
+        return predict
+
+
+class TorchModel(ModelBase, table=table.of(table.MODEL, "torch")):
+    """A trained PyTorch module as a Spark ML model.
+
+    ``transform`` adds a column per label, ``<label>__output`` by default: the label's own type for one number per row,
+    an ML vector or an array for several. All keyword arguments are Params; see ``explainParams()``.
+    """
+
+    def getModel(self) -> Any:  # noqa: N802, the names are Spark's
+        """Returns the trained module; changes to it are what ``transform`` predicts by."""
+        return self.value("model")
+
+    def getOptimizer(self) -> Any:  # noqa: N802
+        """Returns the optimizer over :meth:`getModel`'s parameters, with its state after the last step, or None."""
+        detached = self.value("optimizer")
+        return detached.attach(self.getModel()) if hasattr(detached, "attach") else detached
+
+    def _predictor(self, inputs: tuple[Input, ...], outputs: tuple[Output, ...], widths: dict[str, int]) -> Predictor:
+        from sparkvod.estimators.torch import packing
+
+        content = packing.dump_model(self.getModel())
+        return TorchPredictor(hashlib.sha256(content).hexdigest(), content, inputs, outputs, widths)
+
+    def _dump(self, name: str, value: Any) -> bytes:
+        from sparkvod.estimators.torch import packing
+
+        if name == "model":
+            return packing.dump_model(value)
+        if name == "optimizer" and not isinstance(value, packing.DetachedOptimizer):
+            value = packing.detach(value, self.getModel())
+        return packing.dump_part(name, value)
+
+    def _load(self, name: str, content: bytes) -> Any:
+        from sparkvod.estimators.torch import packing
+
+        return packing.load_model(content) if name == "model" else super()._load(name, content)

@@ -1,0 +1,273 @@
+"""The training loop of one rank: epochs, steps, validation, checkpoints. One for every framework."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from sparkvod import log
+from sparkvod.core import basics, objects
+from sparkvod.data import Batch, open_reader, prefetch
+from sparkvod.data.loader import Prefetcher
+from sparkvod.errors import DataError
+from sparkvod.estimators import sums
+from sparkvod.estimators.adapter import Adapter
+from sparkvod.estimators.checkpoint import Checkpoint, path_of, require_same
+from sparkvod.estimators.task import TrainResult, TrainTask
+from sparkvod.observe import mailbox
+
+if TYPE_CHECKING:
+    from sparkvod.data import Dataset, Reader
+
+_LOG = log.get("estimators")
+_PROGRESS_SECONDS = 0.2
+_PREFETCH_BYTES = 16 << 20
+
+
+class Trainer:
+    """Trains one rank's share.
+
+    Args:
+        task: what to train.
+        adapter: the framework's part.
+
+    Attributes:
+        rank: this rank.
+        size: number of ranks.
+        history: one record per epoch done.
+    """
+
+    def __init__(self, task: TrainTask, adapter: Adapter) -> None:
+        self.task, self.adapter = task, adapter
+        self.rank, self.size = 0, 1
+        self.history: list[dict[str, Any]] = []
+        self._moments = {"entered": time.time()}
+        self._seed = task.seed
+        self._rows = 0
+        self._stop = False
+        self._posted = 0.0
+
+    @property
+    def model(self) -> Any:
+        """The framework's model."""
+        return self.adapter.model
+
+    @property
+    def optimizer(self) -> Any:
+        """The framework's optimizer."""
+        return self.adapter.optimizer
+
+    def stop(self) -> None:
+        """Ends training, on all ranks, after the current epoch."""
+        self._stop = True
+
+    def run(self) -> TrainResult:
+        """Trains from the beginning, or from the run's checkpoint, to the end."""
+        task, adapter = self.task, self.adapter
+        adapter.start()
+        self.rank, self.size = basics.rank(), basics.size()
+        epoch, step, running = self._begin()
+        train_reader = self._open(task.data.train, task.batch_size, task.shuffle)
+        val_reader = self._open(task.data.val, task.val_batch_size, False) if task.data.val is not None else None
+        with closing(train_reader):
+            self._call("on_train_begin")
+            while epoch < task.epochs and not self._stop:
+                self._epoch(epoch, step, running, train_reader, val_reader)
+                epoch, step, running = epoch + 1, 0, np.zeros(adapter.sums_size)
+                self._save(epoch, 0, running)
+            self._call("on_train_end")
+            decoded = train_reader.decoded
+        if val_reader is not None:
+            val_reader.close()
+        self._moments["trained"] = time.time()
+        self._moments.setdefault("first_step", self._moments["trained"])
+        state = adapter.state(result=True) if self.rank == 0 else {}
+        return TrainResult(state, self.history, self._moments, self._rows, decoded)
+
+    # ---- where to begin -------------------------------------------------------------------------------------------
+
+    def _begin(self) -> tuple[int, int, np.ndarray]:
+        """Returns epoch, step and the epoch's sums so far to begin with: a checkpoint's, or the very beginning."""
+        checkpoint: Checkpoint | None = objects.broadcast_object(self._load(), 0, "sparkvod.checkpoint")
+        if checkpoint is None:
+            self.adapter.seed(self._seed + self.rank)
+            self.adapter.prepare()
+            return 0, 0, np.zeros(self.adapter.sums_size)
+        require_same(self.task.fingerprint, checkpoint.fingerprint, self.task.run_id)
+        self._seed = checkpoint.seed
+        self.history = checkpoint.history
+        self.adapter.prepare()
+        self.adapter.load_state(checkpoint.state)
+        random_state, running = cloudpickle.loads(checkpoint.ranks[self.rank])
+        self.adapter.set_random_state(random_state)
+        if self.rank == 0:
+            _LOG.warning(
+                "run %s goes on from its checkpoint: epoch %d, step %d",
+                self.task.run_id,
+                checkpoint.epoch,
+                checkpoint.step,
+            )
+        return checkpoint.epoch, checkpoint.step, running
+
+    def _load(self) -> Checkpoint | None:
+        path = path_of(self.task.store, self.task.run_id)
+        if basics.rank() != 0 or path is None or not self.task.store.exists(path):
+            return None
+        return Checkpoint.from_bytes(self.task.store.read(path), path)
+
+    def _save(self, epoch: int, step: int, running: np.ndarray) -> None:
+        """Writes a checkpoint; all ranks call it at the same point."""
+        path = path_of(self.task.store, self.task.run_id)
+        if path is None:
+            return
+        mine = cloudpickle.dumps((self.adapter.random_state(), running))
+        ranks = objects.allgather_object(mine, "sparkvod.rank_states")
+        if self.rank == 0:
+            state = self.adapter.state()
+            content = Checkpoint(epoch, step, self._seed, self.history, self.task.fingerprint, state, ranks).to_bytes()
+            self.task.store.write_bytes(path, content)
+
+    # ---- an epoch -------------------------------------------------------------------------------------------------
+
+    def _epoch(self, epoch: int, start: int, running: np.ndarray, reader: Reader, val_reader: Reader | None) -> None:
+        task, adapter = self.task, self.adapter
+        self._call("on_epoch_begin", epoch)
+        began, rows = time.perf_counter(), 0
+        rate = adapter.learning_rate
+        steps = task.train_steps_per_epoch or reader.steps
+        with closing(self._ahead(reader, epoch, start, steps)) as batches:
+            for step, (batch, normalisers) in enumerate(self._weighed(batches), start):
+                running = running + adapter.train(batch, normalisers, step, step + 1 == steps)
+                self._moments.setdefault("first_step", time.time())
+                self._rows += batch.rows
+                rows += batch.global_rows
+                self._progress(epoch, step + 1, steps, rows, began, running)
+                self._call("on_batch_end", epoch, step)
+                if task.checkpoint_every and (step + 1) % task.checkpoint_every == 0 and step + 1 < steps:
+                    self._save(epoch, step + 1, running)
+        seconds = max(time.perf_counter() - began, 1e-9)
+        record: dict[str, Any] = {"epoch": epoch, "train": adapter.record(sums.across("sparkvod.train", running))}
+        if val_reader is not None:
+            record["validation"] = self._validate(val_reader)
+        record |= {"rows": rows, "seconds": seconds, "rows_per_second": rows / seconds, "lr": rate}
+        adapter.epoch_ended(record)
+        self.history.append(record)
+        self._post(epoch, steps, steps, rows, rows / seconds, record["train"], record.get("validation"))
+        self._call("on_epoch_end", epoch, record)
+        if task.callbacks:
+            self._stop = bool(sums.across("sparkvod.stop", np.array([float(self._stop)]))[0])
+
+    def _validate(self, reader: Reader) -> dict[str, Any]:
+        running = np.zeros(self.adapter.sums_size)
+        steps = self.task.validation_steps_per_epoch or reader.steps
+        with closing(self._ahead(reader, 0, 0, steps)) as batches:
+            for batch in batches:
+                if batch.rows:
+                    running += self.adapter.evaluate(batch)
+        return self.adapter.record(sums.across("sparkvod.validation", running))
+
+    # ---- batches --------------------------------------------------------------------------------------------------
+
+    def _open(self, dataset: Dataset, batch_size: int, shuffle: bool) -> Reader:
+        return open_reader(
+            self.task.reader,
+            dataset,
+            self.task.columns,
+            batch_size,
+            rank=self.rank,
+            num_proc=self.size,
+            shuffle=shuffle,
+            seed=self._seed,
+        )
+
+    def _ahead(self, reader: Reader, epoch: int, start: int, steps: int) -> Prefetcher[Batch]:
+        """Returns the batches of :meth:`_batches`, read ahead in a thread, up to a few MiB of them."""
+        row_bytes = sum(i.nbytes for i in self.task.inputs) + sum(label.nbytes for label in self.task.labels)
+        depth = _PREFETCH_BYTES // max(1, row_bytes * max(self.task.batch_size, self.task.val_batch_size))
+        return prefetch(self._batches(reader, epoch, start, steps), min(max(depth, 2), 64))
+
+    def _batches(self, reader: Reader, epoch: int, start: int, steps: int) -> Iterator[Batch]:
+        """Yields an epoch's batches from step ``start`` on: one pass over the data, or as many as ``steps`` take."""
+        passes = -(-steps // reader.steps)
+        for number in range(start // reader.steps, passes):
+            begin = max(0, start - number * reader.steps)
+            end = min(reader.steps, steps - number * reader.steps)
+            source: Any = reader.epoch(epoch * passes + number, begin)
+            with closing(source):
+                for batch in islice(source, end - begin):
+                    yield batch if self.task.transformation_fn is None else self._transformed(batch)
+
+    def _transformed(self, batch: Batch) -> Batch:
+        import pandas
+
+        frame = pandas.DataFrame({name: list(a) if a.ndim > 1 else a for name, a in batch.columns.items()})
+        frame = self.task.transformation_fn(frame)  # type: ignore[misc]
+        if len(frame) != batch.rows:
+            raise DataError(
+                f"transformation_fn made {len(frame)} rows of {batch.rows}, as many as it got were expected"
+            )
+        columns = {
+            name: np.stack(frame[name].tolist())
+            if batch.rows and frame[name].dtype == object
+            else frame[name].to_numpy()
+            for name in frame.columns
+        }
+        return Batch(columns, batch.rows, batch.global_rows)
+
+    def _weighed(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
+        """Yields batches with the sums of the ranks' normalisers; those of the next batch are under way meanwhile."""
+        labels = len(self.task.labels)
+        if not self.adapter.needs_normalisers:
+            for batch in batches:
+                yield batch, np.full(labels, float(batch.global_rows))
+            return
+        waiting: tuple[Batch, sums.PendingSum] | None = None
+        for number, batch in enumerate(batches):
+            pending = sums.PendingSum(f"sparkvod.normalisers.{number % 2}", self.adapter.normalisers(batch))
+            if waiting is not None:
+                yield waiting[0], waiting[1].result()
+            waiting = batch, pending
+        if waiting is not None:
+            yield waiting[0], waiting[1].result()
+
+    # ---- telling --------------------------------------------------------------------------------------------------
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for callback in self.task.callbacks:
+            getattr(callback, hook)(self, *args)
+
+    def _progress(self, epoch: int, step: int, steps: int, rows: int, began: float, running: np.ndarray) -> None:
+        """Tells the driver now and then; the end of an epoch is told with its validation."""
+        now = time.perf_counter()
+        if self.rank == 0 and step < steps and now - self._posted >= _PROGRESS_SECONDS:
+            self._posted = now
+            self._post(epoch, step, steps, rows, rows / max(now - began, 1e-9), self.adapter.record(running), None)
+
+    def _post(
+        self,
+        epoch: int,
+        step: int,
+        steps: int,
+        rows: int,
+        rate: float,
+        train: dict[str, Any],
+        validation: dict[str, Any] | None,
+    ) -> None:
+        if self.rank == 0:
+            mailbox.current().post(
+                "progress",
+                epoch=epoch,
+                epochs=self.task.epochs,
+                step=step,
+                steps=steps,
+                rows=rows,
+                rows_per_second=rate,
+                loss=train["loss"],
+                val_loss=validation["loss"] if validation else None,
+            )

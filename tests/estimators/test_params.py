@@ -1,0 +1,146 @@
+"""The Params' table and all that is made from it."""
+
+import inspect
+import logging
+import pickle
+
+import numpy as np
+import pytest
+from pyspark.ml.param import Param
+from pyspark.ml.tuning import ParamGridBuilder
+
+from sparkvod.estimators import params as params_module
+from sparkvod.estimators import table
+from sparkvod.estimators.params import TableParams
+
+
+class Example(TableParams, table=table.of(table.ESTIMATOR, "torch")):
+    pass
+
+
+def test_every_entry_is_a_param_with_accessors_and_a_place_in_the_signature():
+    example = Example()
+    names = [entry.name for entry in table.ESTIMATOR]
+    assert len(set(names)) == len(names)
+    assert list(inspect.signature(Example).parameters) == names
+    assert all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(Example).parameters.values())
+    for entry in table.ESTIMATOR:
+        assert isinstance(getattr(example, entry.name), Param)
+        for name in (entry.accessor, *entry.aliases):
+            assert getattr(example, f"get{name}")() == entry.default
+            assert getattr(example, f"set{name}")(entry.default) is example
+
+
+def test_the_peers_names_are_there():
+    for name in (
+        "setNumProc setModel setBackend setStore setOptimizer setLoss setLossWeights setMetrics setGradientCompression "
+        "setSampleWeightCol setFeatureCols setLabelCols setValidation setCallbacks setBatchSize setValBatchSize setEpochs "
+        "setTrainStepsPerEpoch setValidationStepsPerEpoch setRandomSeed setShuffle setVerbose setPartitionsPerProcess "
+        "setRunId setTransformationFn setTrainReaderNumWorker setValReaderNumWorker setReaderPoolType setLabelShapes "
+        "setInMemoryCacheAll setUseGpu setMpStartMethod setBackwardPassesPerStep setShufflingBufferSize setInputShapes "
+        "setLossConstructors setTrainMinibatchFn setCompressSparseCols setContinuousCols setCategoricalCols"
+    ).split():
+        assert callable(getattr(Example, name))
+
+
+def test_values_are_set_by_keyword_setter_and_set_params():
+    example = Example(batch_size=64, feature_cols="a")
+    assert (example.getBatchSize(), example.getFeatureCols()) == (64, ["a"])
+    assert example.setEpochs(3).getEpochs() == 3
+    assert example.setParams(batch_size=np.int64(8), epochs=2.0).getBatchSize() == 8
+    assert type(example.getEpochs()) is int
+    assert example.setBatchSize(None).getBatchSize() == 32
+    assert not example.isSet("batch_size")
+    assert "batch_size: rows of a step on each rank (default: 32)" in example.explainParams()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "words"),
+    [
+        ({"batchsize": 1}, TypeError, "did you mean 'batch_size'?"),
+        ({"zzz": 1}, TypeError, "it has backend, "),
+        ({"batch_size": 0}, ValueError, "batch_size=0 was found, a whole number of at least 1 was expected"),
+        ({"batch_size": "8"}, TypeError, "batch_size='8' was found"),
+        ({"batch_size": True}, TypeError, "whole number"),
+        ({"epochs": 1.5}, TypeError, "whole number"),
+        ({"validation": 1.0}, ValueError, r"share of rows in \[0, 1\)"),
+        ({"shuffle": 1}, TypeError, "True or False"),
+        ({"feature_cols": [1]}, TypeError, "list of strings"),
+        ({"feature_cols": ["a", "a"]}, ValueError, "a came more often"),
+        ({"input_shapes": [20]}, TypeError, "list of shapes"),
+        ({"input_shapes": [[-1, -1]]}, ValueError, "at most one -1"),
+        ({"loss_weights": [float("nan")]}, TypeError, "finite numbers"),
+        ({"reader": "petastrom"}, ValueError, "'auto', 'arrow'"),
+        ({"backend": object()}, TypeError, "num_processes"),
+        ({"store": 3}, TypeError, "Store"),
+        ({"run_id": ""}, ValueError, "not empty"),
+        ({"input_dtypes": ["int65"]}, TypeError, "int65"),
+    ],
+)
+def test_a_wrong_value_is_an_error_when_it_is_set(keywords, error, words):
+    with pytest.raises(error, match=words):
+        Example(**keywords)
+
+
+def test_positional_arguments_are_refused():
+    with pytest.raises(TypeError):
+        Example(3)
+
+
+def test_num_proc_excludes_backend():
+    class Backend:
+        def run(self, fn, args=(), kwargs=None, env=None):
+            return []
+
+        def num_processes(self):
+            return 1
+
+    with pytest.raises(ValueError, match="one of them was expected"):
+        from sparkvod.estimators.torch import TorchEstimator
+
+        TorchEstimator(num_proc=2, backend=Backend())
+
+
+def test_copy_and_grid():
+    example = Example(batch_size=64)
+    grid = ParamGridBuilder().addGrid(example.epochs, [1, 2]).addGrid(example.batch_size, [16, 32]).build()
+    assert len(grid) == 4
+    other = example.copy(grid[-1])
+    assert (other.getEpochs(), other.getBatchSize()) == (2, 32)
+    assert (example.getEpochs(), example.getBatchSize()) == (1, 64)
+    with pytest.raises(ValueError, match="epochs=0"):
+        example.copy({example.epochs: 0})
+
+
+def test_mutable_defaults_are_not_shared():
+    Example().getMetrics().append(1)
+    assert Example().getMetrics() == []
+
+
+def test_scikit_learn_clones_it():
+    base = pytest.importorskip("sklearn.base")
+    example = Example(batch_size=64, feature_cols=["a", "b"], input_shapes=((-1, 2),), loss_weights=(0.5,))
+    other = base.clone(example)
+    assert other is not example
+    assert other.get_params() == example.get_params()
+    assert example.set_params(epochs=7) is example
+    assert example.get_params()["epochs"] == 7
+
+
+def test_params_without_a_meaning_say_so_once(caplog, monkeypatch):
+    monkeypatch.setattr(params_module, "_warned", set())
+    monkeypatch.setattr(logging.getLogger("sparkvod"), "propagate", True)
+    with caplog.at_level(logging.WARNING):
+        example = Example(reader_pool_type="process", shuffle_buffer_size=100, train_reader_num_workers=2)
+        example.copy()
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "reader_pool_type='process' has no effect",
+        "shuffle_buffer_size=100 has no effect",
+    ]
+
+
+def test_instances_can_be_pickled():
+    import cloudpickle
+
+    other = pickle.loads(cloudpickle.dumps(Example(batch_size=5)))
+    assert other.getBatchSize() == 5
