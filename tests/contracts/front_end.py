@@ -1,0 +1,414 @@
+"""What every front end promises, checked in a world of ranks.
+
+A front end joins with a subclass of :class:`FrontEnd` and
+
+    SUITE = Suite(CHECKS, [MyFrontEnd()], join)
+
+    @pytest.mark.parametrize("size", [1, 2, 3])
+    @pytest.mark.parametrize("check", SUITE.names)
+    def test_contract(check, size):
+        SUITE.verify(check, size)
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkvod.errors import MismatchError, NotInitializedError
+
+REDUCED = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
+MOVED = (*REDUCED, "uint8", "int8", "int16", "bool")
+SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (17,), (3, 0, 2), (5, 7), (1001, 3))
+
+
+class FrontEnd(ABC):
+    """What the checks must know of a front end.
+
+    Attributes:
+        module: name of its module.
+        in_place: whether it has operations in place.
+    """
+
+    module: str
+    in_place = True
+
+    @property
+    def hvd(self) -> Any:
+        """Its module."""
+        return importlib.import_module(self.module)
+
+    @abstractmethod
+    def tensor(self, values: Any, dtype: str) -> Any:
+        """Returns a tensor of the values, in a dtype of ``MOVED``."""
+
+    @abstractmethod
+    def strided(self, values: Any, dtype: str) -> Any:
+        """Returns a tensor of the values, at least 2-D, that does not lie contiguously in memory."""
+
+    @abstractmethod
+    def values(self, tensor: Any) -> np.ndarray:
+        """Returns a tensor's values, as float64 where NumPy lacks its dtype."""
+
+    @abstractmethod
+    def dtype(self, tensor: Any) -> str:
+        """Returns the name of a tensor's dtype."""
+
+    @abstractmethod
+    def gradients(self, function: Callable[..., Any], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the gradients of ``function(*tensors)``, a scalar tensor, by its float32 inputs."""
+
+
+def _input(shape: Sequence[int], dtype: str, rank: int) -> np.ndarray:
+    values = np.arange(int(np.prod(shape)), dtype=np.float64).reshape(shape) % 11 + rank + 1
+    return (values % 2).astype(bool) if dtype == "bool" else values
+
+
+def join(front: FrontEnd) -> None:
+    """Makes the ranks a world before the checks."""
+    front.hvd.init()
+
+
+def check_world(front: FrontEnd) -> None:
+    hvd = front.hvd
+    hvd.shutdown()
+    with pytest.raises(NotInitializedError, match="init"):
+        hvd.rank()
+    with pytest.raises(ValueError, match="init"):
+        hvd.allreduce(front.tensor([1.0], "float32"))
+    hvd.init()
+    hvd.init()
+    assert hvd.is_initialized()
+    assert 0 <= hvd.rank() < hvd.size()
+    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
+    assert hvd.is_homogeneous()
+    assert not hvd.mpi_threads_supported()
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+def check_bad_init(front: FrontEnd) -> None:
+    hvd = front.hvd
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="comm"):
+        hvd.init(comm=[0])
+    with pytest.raises(ValueError, match="process_sets"):
+        hvd.init(process_sets="dynamic")
+    assert not hvd.is_initialized()
+    hvd.init(comm=[], process_sets=[])
+
+
+def check_init_again(front: FrontEnd) -> None:
+    hvd = front.hvd
+    for _ in range(3):
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        hvd.init()
+        total = hvd.allreduce(front.tensor([1.0], "float32"), op=hvd.Sum)
+        assert front.values(total)[0] == hvd.size()
+
+
+def check_allreduce(front: FrontEnd) -> None:
+    hvd = front.hvd
+    for dtype in REDUCED:
+        for shape in SHAPES:
+            mine = _input(shape, dtype, hvd.rank())
+            total = sum(_input(shape, dtype, rank) for rank in range(hvd.size()))
+            tensor = front.tensor(mine, dtype)
+            summed = hvd.allreduce(tensor, op=hvd.Sum, name=f"sum.{dtype}.{shape}")
+            np.testing.assert_array_equal(front.values(summed), total)
+            np.testing.assert_array_equal(front.values(tensor), mine)
+            assert front.dtype(summed) == dtype
+            assert front.values(summed).shape == shape
+            mean = np.trunc(total / hvd.size()) if "int" in dtype else total / hvd.size()
+            averaged = hvd.allreduce(tensor)
+            np.testing.assert_allclose(front.values(averaged), mean, rtol=0.01 if "float16" in dtype else 1e-6)
+
+
+def check_integer_average_truncates(front: FrontEnd) -> None:
+    hvd = front.hvd
+    mine = np.array([-7, 7, -1, 1, 0]) * (1 if hvd.rank() == 0 else 0)
+    averaged = hvd.allreduce(front.tensor(mine, "int64"))
+    np.testing.assert_array_equal(front.values(averaged), np.trunc(np.array([-7, 7, -1, 1, 0]) / hvd.size()))
+
+
+def check_large_allreduce(front: FrontEnd) -> None:
+    hvd = front.hvd
+    values = np.random.default_rng(hvd.rank()).standard_normal(3_000_001).astype(np.float32)
+    mean = sum(np.random.default_rng(rank).standard_normal(3_000_001) for rank in range(hvd.size())) / hvd.size()
+    averaged = front.values(hvd.allreduce(front.tensor(values, "float32")))
+    np.testing.assert_allclose(averaged, mean, atol=1e-5)
+    assert len(set(hvd.allgather_object(zlib.crc32(averaged.tobytes())))) == 1
+
+
+def check_scale_factors(front: FrontEnd) -> None:
+    hvd = front.hvd
+    n = hvd.size()
+    for dtype in ("float32", "float64", "bfloat16"):
+        tensor = front.tensor([2.0, 4.0], dtype)
+        scaled = hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+        np.testing.assert_allclose(front.values(scaled), [4.0 * n, 8.0 * n])
+        averaged = hvd.allreduce(tensor, prescale_factor=2.0)
+        np.testing.assert_allclose(front.values(averaged), [4.0, 8.0])
+
+
+def check_in_place(front: FrontEnd) -> None:
+    if not front.in_place:
+        return
+    hvd = front.hvd
+    tensor = front.tensor([1.0, 2.0], "float32")
+    assert hvd.allreduce_(tensor, op=hvd.Sum) is tensor
+    np.testing.assert_array_equal(front.values(tensor), [hvd.size(), 2.0 * hvd.size()])
+    ranked = front.tensor([hvd.rank() + 0.5], "float64")
+    assert hvd.broadcast_(ranked, hvd.size() - 1) is ranked
+    assert front.values(ranked)[0] == hvd.size() - 0.5
+    group = [front.tensor([1.0], "float32"), front.tensor([[1, 2]], "int32")]
+    reduced = hvd.grouped_allreduce_(group, op=hvd.Sum)
+    assert all(mine is theirs for mine, theirs in zip(group, reduced, strict=True))
+    np.testing.assert_array_equal(front.values(group[1]), [[hvd.size(), 2 * hvd.size()]])
+
+
+def check_strided(front: FrontEnd) -> None:
+    hvd = front.hvd
+    values = np.arange(12.0).reshape(3, 4) + hvd.rank()
+    total = sum(np.arange(12.0).reshape(3, 4) + rank for rank in range(hvd.size()))
+    np.testing.assert_array_equal(front.values(hvd.allreduce(front.strided(values, "float32"), op=hvd.Sum)), total)
+    gathered = front.values(hvd.allgather(front.strided(values, "float32")))
+    np.testing.assert_array_equal(gathered[hvd.rank() * 3 : hvd.rank() * 3 + 3], values)
+    if front.in_place:
+        tensor = front.strided(values, "float32")
+        assert hvd.allreduce_(tensor, op=hvd.Sum) is tensor
+        np.testing.assert_array_equal(front.values(tensor), total)
+        tensor = front.strided(values, "float32")
+        hvd.broadcast_(tensor, 0)
+        np.testing.assert_array_equal(front.values(tensor), np.arange(12.0).reshape(3, 4))
+
+
+def check_async(front: FrontEnd) -> None:
+    hvd = front.hvd
+    n = hvd.size()
+    tensors = [front.tensor(np.full(k % 7, k + hvd.rank()), "float32") for k in range(100)]
+    started = [hvd.allreduce_async(tensor, op=hvd.Sum, name=f"async.{k}") for k, tensor in enumerate(tensors)]
+    unnamed = [hvd.allreduce_async(tensor) for tensor in tensors]
+    assert all(isinstance(handle, int) for handle in started)
+    assert len(set(started + unnamed)) == 200
+    for k in reversed(range(100)):
+        expected = np.full(k % 7, n * k + n * (n - 1) / 2)
+        np.testing.assert_allclose(front.values(hvd.synchronize(started[k])), expected)
+        np.testing.assert_allclose(front.values(hvd.synchronize(unnamed[k])), expected / n, rtol=1e-6)
+    gather = hvd.allgather_async(front.tensor([hvd.rank()], "int64"))
+    spread = hvd.broadcast_async(front.tensor([hvd.rank()], "int64"), 0)
+    group = hvd.grouped_allreduce_async([front.tensor([1], "int64"), front.tensor([1.0], "float32")], op=hvd.Sum)
+    np.testing.assert_array_equal(front.values(hvd.synchronize(gather)), np.arange(n))
+    np.testing.assert_array_equal(front.values(hvd.synchronize(spread)), [0])
+    assert [front.values(tensor)[0] for tensor in hvd.synchronize(group)] == [n, n]
+
+
+def check_handles(front: FrontEnd) -> None:
+    hvd = front.hvd
+    handle = hvd.allreduce_async(front.tensor([1.0], "float32"))
+    while not hvd.poll(handle):
+        pass
+    assert hvd.synchronize(handle) is not None
+    assert hvd.synchronize(handle) is None
+    assert hvd.synchronize(123_456_789) is None
+    assert hvd.poll(handle)
+
+
+def check_grouped(front: FrontEnd) -> None:
+    hvd = front.hvd
+    shapes = [(3,), (), (2, 2), (0,), (1000,)]
+    mine = [_input(shape, "float32", hvd.rank()) for shape in shapes]
+    reduced = hvd.grouped_allreduce([front.tensor(values, "float32") for values in mine], op=hvd.Sum, name="group")
+    assert len(reduced) == len(shapes)
+    for shape, tensor in zip(shapes, reduced, strict=True):
+        total = sum(_input(shape, "float32", rank) for rank in range(hvd.size()))
+        np.testing.assert_array_equal(front.values(tensor), total)
+
+
+def check_allgather(front: FrontEnd) -> None:
+    hvd = front.hvd
+    for dtype in MOVED:
+        for tail in ((), (3,), (2, 5), (0,)):
+            rows = [0 if rank == 1 else rank + 2 for rank in range(hvd.size())]
+            all_of_them = [_input((count, *tail), dtype, rank) for rank, count in enumerate(rows)]
+            gathered = hvd.allgather(front.tensor(all_of_them[hvd.rank()], dtype))
+            np.testing.assert_array_equal(front.values(gathered), np.concatenate(all_of_them))
+            assert front.dtype(gathered) == dtype
+    scalars = hvd.allgather(front.tensor(hvd.rank() * 2.0, "float32"))
+    np.testing.assert_array_equal(front.values(scalars), np.arange(hvd.size()) * 2.0)
+    nothing = hvd.allgather(front.tensor(np.zeros((0, 4)), "float32"))
+    assert front.values(nothing).shape == (0, 4)
+
+
+def check_broadcast(front: FrontEnd) -> None:
+    hvd = front.hvd
+    for root in range(hvd.size()):
+        for dtype in MOVED:
+            for shape in ((), (0,), (17,), (5, 7)):
+                mine = _input(shape, dtype, hvd.rank())
+                tensor = front.tensor(mine, dtype)
+                received = hvd.broadcast(tensor, root)
+                np.testing.assert_array_equal(front.values(received), _input(shape, dtype, root))
+                np.testing.assert_array_equal(front.values(tensor), mine)
+                assert front.dtype(received) == dtype
+
+
+def check_objects(front: FrontEnd) -> None:
+    hvd = front.hvd
+    for root in range(hvd.size()):
+        sent = {"rank": root, "numbers": list(range(10_000))}
+        mine = sent if hvd.rank() == root else None
+        assert hvd.broadcast_object(mine, root) == sent
+        assert hvd.broadcast_object(mine, root_rank=root, name="named") == sent
+    gathered = hvd.allgather_object("x" * (hvd.rank() * 1000))
+    assert [len(text) for text in gathered] == [rank * 1000 for rank in range(hvd.size())]
+
+
+def check_barrier(front: FrontEnd) -> None:
+    for _ in range(3):
+        front.hvd.barrier()
+
+
+def check_compression(front: FrontEnd) -> None:
+    hvd = front.hvd
+    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
+        for dtype in ("float32", "float64", "int32"):
+            tensor = front.tensor([1.0, 2.0, 3.0], dtype)
+            reduced = hvd.allreduce(tensor, op=hvd.Sum, compression=compression)
+            assert front.dtype(reduced) == dtype
+            np.testing.assert_allclose(front.values(reduced), np.array([1.0, 2.0, 3.0]) * hvd.size(), rtol=0.01)
+    small, context = hvd.Compression.fp16.compress(front.tensor([1.0], "float32"))
+    assert front.dtype(small) == "float16"
+    assert front.dtype(hvd.Compression.fp16.decompress(small, context)) == "float32"
+
+
+def check_average_argument(front: FrontEnd) -> None:
+    hvd = front.hvd
+    tensor = front.tensor([1.0], "float32")
+    with pytest.raises(ValueError, match="average"):
+        hvd.allreduce(tensor, average=True, op=hvd.Sum)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert front.values(hvd.allreduce(tensor, average=True))[0] == 1
+        assert front.values(hvd.allreduce(tensor, average=False))[0] == hvd.size()
+    assert [warning.category for warning in caught] == [DeprecationWarning] * 2
+
+
+def check_bad_arguments(front: FrontEnd) -> None:
+    hvd = front.hvd
+    tensor = front.tensor([1.0], "float32")
+    for op, name in ((hvd.Adasum, "Adasum"), (hvd.Min, "Min"), (hvd.Max, "Max"), (hvd.Product, "Product")):
+        with pytest.raises(ValueError, match=f"op={name} was found.*Average or Sum"):
+            hvd.allreduce(tensor, op=op)
+    with pytest.raises(ValueError, match="op=17"):
+        hvd.allreduce_async(tensor, op=17)
+    for root in (-1, hvd.size()):
+        with pytest.raises(ValueError, match=f"root_rank={root}"):
+            hvd.broadcast(tensor, root)
+    with pytest.raises(ValueError, match=r"process_set.*global"):
+        hvd.allgather(tensor, process_set=hvd.ProcessSet([hvd.size() + 1]))
+    everybody = hvd.ProcessSet(range(hvd.size()))
+    np.testing.assert_array_equal(front.values(hvd.allreduce(tensor, process_set=everybody)), [1.0])
+    with pytest.raises(ValueError, match=r"uint8.*int32, int64"):
+        hvd.allreduce(front.tensor([1], "uint8"))
+    assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
+
+
+def check_same_name_in_flight(front: FrontEnd) -> None:
+    hvd = front.hvd
+    if hvd.size() == 1:
+        return
+    tensor = front.tensor(np.zeros(1000), "float32")
+    if hvd.rank() == 0:
+        # Cannot end before the barrier, behind which the others submit theirs.
+        handle = hvd.allreduce_async(tensor, name="twice")
+        with pytest.raises(ValueError, match="twice"):
+            hvd.allreduce_async(tensor, name="twice")
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        handle = hvd.allreduce_async(tensor, name="twice")
+    hvd.synchronize(handle)
+
+
+def check_disagreement(front: FrontEnd) -> None:
+    hvd = front.hvd
+    if hvd.size() == 1:
+        return
+    odd = hvd.rank() == 1
+    for mine in (
+        lambda: hvd.allreduce(front.tensor(np.zeros(5 if odd else 4), "float32"), name="disagree.shape"),
+        lambda: hvd.allreduce(front.tensor(np.zeros(4), "float64" if odd else "float32"), name="disagree.dtype"),
+        lambda: hvd.allreduce(front.tensor(np.zeros(4), "float32"), op=hvd.Sum if odd else None, name="disagree.op"),
+        lambda: hvd.broadcast(front.tensor(np.zeros(4), "float32"), 1 if odd else 0, name="disagree.root"),
+        lambda: hvd.allgather(front.tensor(np.zeros((2, 5 if odd else 4)), "float32"), name="disagree.columns"),
+    ):
+        with pytest.raises(MismatchError, match=r"disagree\.") as caught:
+            mine()
+        assert isinstance(caught.value, hvd.HorovodInternalError)
+        assert "1" in str(caught.value)
+    # The world goes on.
+    assert front.values(hvd.allreduce(front.tensor([1.0], "float32"), op=hvd.Sum))[0] == hvd.size()
+
+
+def check_gradients(front: FrontEnd) -> None:
+    hvd = front.hvd
+    rank, n = hvd.rank(), hvd.size()
+    ranks = np.arange(n)
+    values = np.ones(3, dtype=np.float32)
+
+    # Each rank's loss is (rank + 1) * the sum of the result.
+    def loss(result: Any) -> Any:
+        return (result * (rank + 1.0)).sum()
+
+    (grad,) = front.gradients(lambda x: loss(hvd.allreduce(x, op=hvd.Sum)), [values])
+    np.testing.assert_allclose(grad, np.full(3, (ranks + 1).sum()))
+    (grad,) = front.gradients(lambda x: loss(hvd.allreduce(x)), [values])
+    np.testing.assert_allclose(grad, np.full(3, (ranks + 1).mean()), rtol=1e-6)
+    first, second = front.gradients(
+        lambda x, y: sum(loss(result) for result in hvd.grouped_allreduce([x, y], op=hvd.Sum)), [values, values[:1]]
+    )
+    np.testing.assert_allclose(first, np.full(3, (ranks + 1).sum()))
+    np.testing.assert_allclose(second, np.full(1, (ranks + 1).sum()))
+    (grad,) = front.gradients(lambda x: loss(hvd.broadcast(x, n - 1)), [values])
+    np.testing.assert_allclose(grad, np.full(3, (ranks + 1).mean() if rank == n - 1 else 0), rtol=1e-6)
+    rows = np.ones((rank + 1, 2), dtype=np.float32)
+    weights = np.arange((ranks + 1).sum() * 2, dtype=np.float32).reshape(-1, 2)
+    (grad,) = front.gradients(lambda x: (hvd.allgather(x) * front.tensor(weights, "float32")).sum(), [rows])
+    begin = int((ranks[:rank] + 1).sum())
+    np.testing.assert_allclose(grad, weights[begin : begin + rank + 1], rtol=1e-6)
+
+
+CHECKS = [
+    check_world,
+    check_bad_init,
+    check_init_again,
+    check_allreduce,
+    check_integer_average_truncates,
+    check_large_allreduce,
+    check_scale_factors,
+    check_in_place,
+    check_strided,
+    check_async,
+    check_handles,
+    check_grouped,
+    check_allgather,
+    check_broadcast,
+    check_objects,
+    check_barrier,
+    check_compression,
+    check_average_argument,
+    check_bad_arguments,
+    check_same_name_in_flight,
+    check_disagreement,
+    check_gradients,
+]
