@@ -8,6 +8,9 @@ import tempfile
 from pathlib import Path
 
 HEADER = "# Made from the built extension by `make stub`.\n"
+# Classes with the buffer protocol, which Python shows as a method from 3.12 on only.
+BUFFERS = ("Memory",)
+BUFFER_METHOD = "    def __buffer__(self, flags: int, /) -> memoryview:\n        ...\n"
 
 
 def stub() -> str:
@@ -21,7 +24,13 @@ def stub() -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"pybind11-stubgen ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        return HEADER + (Path(folder) / "sparkvod" / "_native.pyi").read_text()
+        text = (Path(folder) / "sparkvod" / "_native.pyi").read_text()
+    for name in BUFFERS:
+        head = f"class {name}:\n"
+        if head not in text:
+            raise RuntimeError(f"the extension has no class {name}: correct BUFFERS in tools/stub.py")
+        text = text.replace(head, head + BUFFER_METHOD)
+    return HEADER + text
 
 
 if __name__ == "__main__":
