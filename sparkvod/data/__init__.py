@@ -1,0 +1,26 @@
+"""Stores, preparation of DataFrames as Parquet, and readers. Needs neither a framework nor the native engine."""
+
+from sparkvod.data.dataset import Dataset, PreparedData, RowGroup, open_prepared
+from sparkvod.data.loader import prefetch
+from sparkvod.data.preparation import prepare, release
+from sparkvod.data.readers.reader import Batch, Reader, open_reader
+from sparkvod.data.schema import Column
+from sparkvod.data.store import FilesystemStore, LocalStore, RemoteStore, Store
+
+__all__ = [
+    "Batch",
+    "Column",
+    "Dataset",
+    "FilesystemStore",
+    "LocalStore",
+    "PreparedData",
+    "Reader",
+    "RemoteStore",
+    "RowGroup",
+    "Store",
+    "open_prepared",
+    "open_reader",
+    "prefetch",
+    "prepare",
+    "release",
+]

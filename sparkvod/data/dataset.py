@@ -1,0 +1,289 @@
+"""Data sets in a store: files, row groups, columns, and the manifest that makes a prepared one valid.
+
+The manifest (``_sparkvod.json`` in the training directory) is written last and atomically: without it nothing is
+prepared. A directory of Parquet files written by others has none; its metadata come from the files' footers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from sparkvod import log
+from sparkvod.data.schema import Column, from_arrow, row_nbytes, unconvertible
+from sparkvod.data.store import FilesystemStore, is_data_file
+from sparkvod.errors import DataError
+
+VERSION = 1
+_log = log.get("data")
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group: number of its file, its number in that file, its rows, its decoded bytes."""
+
+    file: int
+    index: int
+    rows: int
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A set of Parquet files with what a reader must know before it opens one. Picklable.
+
+    Attributes:
+        path: directory, a URL or an absolute local path.
+        files: names of the files in ``path``, in the order of the data.
+        groups: int64 array [row groups, 4], the columns being those of :class:`RowGroup`, in the order of the data.
+        columns: the columns that can become tensors.
+        checked: True when nulls, NaN and widths were checked when it was written; else readers check.
+        fingerprint: digest of the content, in order, for data that we prepared; of names, sizes and rows for others'.
+        refused: the columns that cannot be used, each with the message that says why and what to do.
+        storage_options: options of the fsspec file system.
+    """
+
+    path: str
+    files: tuple[str, ...]
+    groups: np.ndarray
+    columns: tuple[Column, ...]
+    checked: bool
+    fingerprint: str
+    refused: dict[str, str] = field(default_factory=dict)
+    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.groups[:, 2].sum())
+
+    @property
+    def row_groups(self) -> list[RowGroup]:
+        """The row groups, in the order of the data."""
+        return [RowGroup(*values) for values in self.groups.tolist()]
+
+    def column(self, name: str) -> Column:
+        """Returns the column ``name``.
+
+        Raises:
+            DataError: there is none, or it cannot become a tensor.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        names = ", ".join(c.name for c in self.columns)
+        if name in self.refused:
+            raise DataError(self.refused[name])
+        raise DataError(f"no column {name!r} in {self.path}; the columns are {names}")
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedData:
+    """Training and validation data in a store, ready for readers. Picklable.
+
+    Attributes:
+        idx: number of the data set in the store, None for the directories without a number.
+        train: the training data.
+        val: the validation data, None when there are none.
+        schema: the columns of both.
+        reused: True when an earlier identical preparation was taken.
+    """
+
+    idx: int | None
+    train: Dataset
+    val: Dataset | None
+    schema: list[Column]
+    reused: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the content of training and validation data: equal data in equal order, equal digest."""
+        return digest([self.train.fingerprint, self.val.fingerprint if self.val else ""])
+
+    def column(self, name: str) -> Column:
+        """Returns the column ``name`` of both, or raises ``DataError``."""
+        return self.train.column(name)
+
+
+def digest(parts: Iterable[Any]) -> str:
+    """Returns a hexadecimal digest of things that ``json.dumps`` takes."""
+    return hashlib.blake2b(json.dumps(list(parts)).encode(), digest_size=16).hexdigest()
+
+
+def make_dataset(
+    store: FilesystemStore, path: str, files: list[dict[str, Any]], columns: list[Column], **kwargs: Any
+) -> Dataset:
+    """Returns the data set of files that we wrote.
+
+    Args:
+        store: the store.
+        path: their directory.
+        files: for each file its ``name``, ``size`` in bytes and ``groups``: [rows, digest of the content] of each.
+        columns: the columns.
+        **kwargs: more attributes of :class:`Dataset`.
+    """
+    width = row_nbytes(columns)
+    groups = [
+        (number, index, rows, rows * width)
+        for number, entry in enumerate(files)
+        for index, (rows, _) in enumerate(entry["groups"])
+    ]
+    return Dataset(
+        path=path,
+        files=tuple(entry["name"] for entry in files),
+        groups=np.array(groups, dtype=np.int64).reshape(-1, 4),
+        columns=tuple(columns),
+        checked=True,
+        fingerprint=digest([[c.to_json() for c in columns], [entry["groups"] for entry in files]]),
+        storage_options=store.storage_options,
+        **kwargs,
+    )
+
+
+def write_manifest(store: FilesystemStore, path: str, content: dict[str, Any]) -> None:
+    """Writes the manifest of the data set in ``path``; from then on it is valid."""
+    store.write_text(store.get_data_metadata_path(path), json.dumps({"version": VERSION, **content}))
+
+
+def read_manifest(store: FilesystemStore, idx: int | None) -> PreparedData | None:
+    """Returns the data set that the manifest of ``idx`` describes.
+
+    Returns:
+        None when there is no manifest, or when it does not fit the files that are there: it is never trusted alone.
+    """
+    try:
+        content = json.loads(store.read(store.get_data_metadata_path(store.get_train_data_path(idx))))
+    except FileNotFoundError:
+        return None
+    if content.get("version") != VERSION:
+        return None
+    columns = [Column.from_json(value) for value in content["columns"]]
+    paths = {"train": store.get_train_data_path(idx), "val": store.get_val_data_path(idx)}
+    sets: dict[str, Dataset | None] = {}
+    for part, path in paths.items():
+        files = content[part]
+        there = {name: size for name, size in store.listing(path).items() if is_data_file(name)}
+        if there != {entry["name"]: entry["size"] for entry in files or []}:
+            _log.warning("the files in %s are not those that its metadata list; the metadata are not used", path)
+            return None
+        sets[part] = make_dataset(store, path, files, columns) if files else None
+    if sets["train"] is None:
+        return None
+    return PreparedData(idx, sets["train"], sets["val"], columns)
+
+
+def open_prepared(store: FilesystemStore, idx: int | None = None) -> PreparedData:
+    """Returns the data in the store's training and validation directories, prepared by us or written by others.
+
+    Args:
+        store: the store.
+        idx: number of the data set; None: the directories without a number.
+
+    Raises:
+        DataError: there are no Parquet files or no rows, or the files' columns differ.
+    """
+    prepared = read_manifest(store, idx)
+    if prepared is not None:
+        return prepared
+    train = from_footers(store, store.get_train_data_path(idx))
+    val_path = store.get_val_data_path(idx)
+    val = from_footers(store, val_path) if store.is_parquet_dataset(val_path) else None
+    if val is not None and {c.name: c.dtype for c in val.columns} != {c.name: c.dtype for c in train.columns}:
+        raise DataError(
+            f"the columns of {val_path} are {[f'{c.name}: {c.dtype}' for c in val.columns]}, those of the training "
+            f"data {[f'{c.name}: {c.dtype}' for c in train.columns]} were expected; write both from one DataFrame"
+        )
+    return PreparedData(idx, train, val, list(train.columns))
+
+
+def from_footers(store: FilesystemStore, path: str) -> Dataset:
+    """Returns the data set of Parquet files that somebody else wrote, from their footers alone.
+
+    The width of a list column is the number of its values divided by that of its rows, when this is the same whole
+    number in every group; readers check each row.
+
+    Raises:
+        DataError: no files, no rows, or different columns. Columns with nulls or with lists of unequal length, as far
+            as footers tell, are only refused.
+    """
+    names = sorted(name for name in store.listing(path) if is_data_file(name))
+    if not names:
+        raise DataError(f"no Parquet files in {path}; write a DataFrame there, or use fit() on a DataFrame")
+    root = store.get_localized_path(path)
+
+    def footer(name: str) -> tuple[Any, pq.FileMetaData]:
+        with store.fs.open(posixpath.join(root, name), "rb") as file, pq.ParquetFile(file) as parquet:
+            return parquet.schema_arrow, parquet.metadata
+
+    with ThreadPoolExecutor(16) as pool:
+        footers = list(pool.map(footer, names))
+    schema = footers[0][0]
+    columns, refused = [], {}
+    for entry in schema:
+        column = from_arrow(entry.name, entry.type)
+        if column is None:
+            refused[entry.name] = str(unconvertible(entry.name, str(entry.type)))
+        else:
+            columns.append(column)
+    groups: list[tuple[int, int, int, int]] = []
+    nulls: Counter[str] = Counter()
+    widths: dict[str, set[float]] = {c.name: set() for c in columns if c.shape == (-1,)}
+    for number, (name, (found, metadata)) in enumerate(zip(names, footers, strict=True)):
+        if [(f.name, f.type) for f in found] != [(f.name, f.type) for f in schema]:
+            raise DataError(
+                f"the columns of {name} in {path} are {_fields(found)}, those of {names[0]}, {_fields(schema)}, were "
+                "expected; write all files from one DataFrame"
+            )
+        for index in range(metadata.num_row_groups):
+            group = metadata.row_group(index)
+            _inspect(group, widths, nulls)
+            groups.append((number, index, group.num_rows, group.total_byte_size))
+    for name, values in widths.items():
+        if len(values) > 1 or any(value != int(value) or value < 1 for value in values):
+            refused[name] = (
+                f"the lists of column {name!r} in {path} have {sorted(values)[:5]} values per row on average, one "
+                "length for all rows was expected; pad or cut them to one length, or leave the column out"
+            )
+    for name, count in nulls.items():
+        refused[name] = f"column {name!r} in {path} has {count} nulls, none was expected; fill them or drop these rows"
+    dataset = Dataset(
+        path=path,
+        files=tuple(names),
+        groups=np.array(groups, dtype=np.int64).reshape(-1, 4),
+        columns=tuple(
+            c.with_width(int(widths[c.name].pop())) if widths.get(c.name) else c
+            for c in columns
+            if c.name not in refused
+        ),
+        checked=False,
+        fingerprint=digest([sorted(store.listing(path).items()), groups]),
+        refused=refused,
+        storage_options=store.storage_options,
+    )
+    if dataset.rows == 0:
+        raise DataError(f"the Parquet files in {path} have no rows; at least one was expected")
+    return dataset
+
+
+def _fields(schema: Any) -> list[str]:
+    return [f"{entry.name}: {entry.type}" for entry in schema]
+
+
+def _inspect(group: pq.RowGroupMetaData, widths: dict[str, set[float]], nulls: Counter[str]) -> None:
+    """Notes the widths of lists and counts nulls, as far as a row group's metadata tell."""
+    for number in range(group.num_columns):
+        chunk = group.column(number)
+        name = chunk.path_in_schema.removesuffix(".list.element").removesuffix(".list.item")
+        if name in widths and group.num_rows:
+            widths[name].add(chunk.num_values / group.num_rows)
+        if chunk.statistics is not None and chunk.statistics.has_null_count and chunk.statistics.null_count:
+            nulls[name] += chunk.statistics.null_count

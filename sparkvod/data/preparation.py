@@ -1,0 +1,330 @@
+"""DataFrame -> Parquet in the store, in one pass over the rows, or an error and nothing left behind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import posixpath
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparkvod import log
+from sparkvod.data import identity
+from sparkvod.data.dataset import PreparedData, read_manifest, write_manifest
+from sparkvod.data.request import Request, check
+from sparkvod.data.store import FilesystemStore
+from sparkvod.data.writer import WritePlan, make_task
+from sparkvod.errors import DataError, StoreError
+
+_CLAIM = "_claim"
+_PARTITIONS = 128
+_log = log.get("data")
+
+
+@dataclass
+class _Entry:
+    """A preparation that this driver made: what it was made from, and how many use it."""
+
+    prefix: str
+    request: Request
+    proof: identity.Proof | None
+    prepared: PreparedData
+    store: FilesystemStore
+    users: int = 1
+
+
+_entries: list[_Entry] = []
+_lock = threading.Lock()
+
+
+def prepare(
+    df: Any,
+    store: FilesystemStore,
+    *,
+    label_cols: Sequence[str],
+    feature_cols: Sequence[str] | None = None,
+    sample_weight_col: str | None = None,
+    validation: float | str | None = None,
+    num_proc: int = 1,
+    partitions_per_process: int = 10,
+    seed: int | None = 0,
+    verbose: int = 1,
+) -> PreparedData:
+    """Writes a DataFrame's rows to the store as Parquet that readers can deal to ranks.
+
+    Each row is evaluated once. An identical earlier preparation of this driver is taken instead when it is proved
+    (``sparkvod.data.identity``) that evaluating the DataFrame again would give the same rows. Call :func:`release`
+    when the data are no longer read: data that can never be used again are deleted by the next preparation.
+
+    Args:
+        df: the DataFrame, classic or of Spark Connect.
+        store: where to write; the executors must reach it.
+        label_cols: columns to predict.
+        feature_cols: columns to predict from, None for all others.
+        sample_weight_col: column of sample weights, none of them negative.
+        validation: fraction [0, 1) of the rows for validation (chosen by ``seed`` and position), or the name of a
+            boolean or whole-number column that is true or above 0 in rows for validation; that column is not written.
+        num_proc: number of ranks; with ``partitions_per_process`` it bounds the number of partitions from below. The
+            layout of the data, and so the order of samples, does not depend on it up to 128 partitions.
+        partitions_per_process: see ``num_proc``.
+        seed: decides which rows a fraction takes.
+        verbose: 0: log no progress.
+
+    Raises:
+        DataError: a column is missing or cannot become a tensor; nulls, NaN, vectors of unequal length, negative
+            weights; no rows for training or for validation.
+        StoreError: the store cannot be written by the driver or by the executors, or they do not share it.
+        ValueError: ``num_proc`` or ``partitions_per_process`` is less than 1.
+    """
+    for name, value in (("num_proc", num_proc), ("partitions_per_process", partitions_per_process)):
+        if value < 1:
+            raise ValueError(f"{name}={value} was found, at least 1 was expected")
+    request = check(df, label_cols, feature_cols, sample_weight_col, validation, seed)
+    proof = identity.prove(df)
+    earlier = _earlier(store, request, proof)
+    if earlier is not None:
+        _log.info("the data were prepared before as %s and are used again", earlier.train.path)
+        return earlier
+    store.check_writable()
+    _recycle(store)
+    began = time.monotonic()
+    idx = _claim(store)
+    try:
+        prepared = _write(df, store, request, idx, _partitions(num_proc * partitions_per_process))
+    except BaseException:
+        _remove(store, idx)
+        raise
+    if proof is not None and not proof.still_holds():
+        proof = None
+    with _lock:
+        _entries.append(_Entry(store.get_train_data_path(), request, proof, prepared, store))
+    if verbose:
+        val = prepared.val.rows if prepared.val else 0
+        _log.info(
+            "%d rows for training and %d for validation were prepared in %.1f s as %s",
+            prepared.train.rows,
+            val,
+            time.monotonic() - began,
+            prepared.train.path,
+        )
+    return prepared
+
+
+def release(prepared: PreparedData) -> None:
+    """Says that one user of prepared data is done with them; see :func:`prepare`. Others' data are ignored."""
+    with _lock:
+        for entry in _entries:
+            if entry.prepared.train.path == prepared.train.path:
+                entry.users = max(0, entry.users - 1)
+
+
+def _partitions(wanted: int) -> int:
+    """Returns how many partitions at most: a power of two, which rarely changes with the number of ranks."""
+    return max(_PARTITIONS, 1 << (wanted - 1).bit_length())
+
+
+def _earlier(store: FilesystemStore, request: Request, proof: identity.Proof | None) -> PreparedData | None:
+    """Returns an earlier preparation that is provably the same and still complete."""
+    if proof is None:
+        return None
+    with _lock:
+        entries = [e for e in _entries if e.prefix == store.get_train_data_path() and e.request == request and e.proof]
+    for entry in entries:
+        if entry.proof is None or not entry.proof.equals(proof):
+            continue
+        there = read_manifest(store, entry.prepared.idx)
+        if there is not None and there.fingerprint == entry.prepared.fingerprint:
+            with _lock:
+                entry.users += 1
+            return replace(there, reused=True)
+        with _lock:
+            _entries.remove(entry)
+    return None
+
+
+def _recycle(store: FilesystemStore) -> None:
+    """Deletes what this driver prepared in the store, that nobody uses and that can never be used again."""
+    with _lock:
+        gone = [e for e in _entries if e.prefix == store.get_train_data_path() and e.users == 0 and e.proof is None]
+        for entry in gone:
+            _entries.remove(entry)
+    for entry in gone:
+        if entry.prepared.idx is not None:
+            _remove(entry.store, entry.prepared.idx)
+
+
+def _claim(store: FilesystemStore) -> int:
+    """Returns a number that no other data set has, and marks it as taken.
+
+    Where the file system can create a file exclusively, it is the smallest free one; elsewhere a random one of 62 bits.
+    """
+    owner = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}).encode()
+    taken = {
+        name.rpartition(".")[2]
+        for path in (store.get_train_data_path(), store.get_val_data_path())
+        for name in _siblings(store, path)
+    }
+    for idx in itertools.count():
+        if str(idx) in taken:
+            continue
+        try:
+            created = store.create_exclusive(posixpath.join(store.get_train_data_path(idx), _CLAIM), owner)
+        except StoreError:
+            # Another driver may be removing the directory under our feet; if that is not it, this raises.
+            store.check_writable()
+            continue
+        if created:
+            return idx
+        if created is None:
+            break
+    idx = random.getrandbits(62)
+    store.write_bytes(posixpath.join(store.get_train_data_path(idx), _CLAIM), owner)
+    return idx
+
+
+def _siblings(store: FilesystemStore, path: str) -> list[str]:
+    """Returns the names in the parent directory of ``path`` that continue its own with a dot."""
+    folder, name = posixpath.split(store.get_localized_path(path))
+    try:
+        found = store.fs.ls(folder, detail=False, refresh=True) if store.exists(folder) else []
+    except TypeError:
+        found = store.fs.ls(folder, detail=False)
+    return [entry for entry in (posixpath.basename(p.rstrip("/")) for p in found) if entry.startswith(name + ".")]
+
+
+def _remove(store: FilesystemStore, idx: int) -> None:
+    """Deletes a data set; the claim goes last, so that nobody takes its number before the rest is gone."""
+    try:
+        store.delete(store.get_val_data_path(idx))
+        path = store.get_train_data_path(idx)
+        for name in sorted(store.listing(path), key=lambda name: name == _CLAIM):
+            store.delete(posixpath.join(path, name))
+        with suppress(OSError):  # not empty: another driver has just taken the number
+            if store.exists(path):
+                store.fs.rmdir(path)
+    except OSError as error:
+        _log.warning("the unused data %s could not be deleted: %s", store.get_train_data_path(idx), error)
+
+
+def _write(df: Any, store: FilesystemStore, request: Request, idx: int, partitions: int) -> PreparedData:
+    """Runs the one job, checks what the tasks report, and commits."""
+    train_path, val_path = store.get_train_data_path(idx), store.get_val_data_path(idx)
+    plan = WritePlan(
+        store, train_path, val_path, request.columns, request.weight, request.split, request.fraction, request.seed
+    )
+    if request.split is not None or request.fraction:
+        store.fs.makedirs(val_path, exist_ok=True)
+    rows = _select(df, request).coalesce(partitions).mapInArrow(make_task(plan), "report string").collect()
+    reports = sorted((json.loads(row[0]) for row in rows), key=lambda report: report["partition"])
+    columns = _judge(reports, request, store)
+    files = {part: [entry for report in reports for entry in report[part]] for part in ("train", "val")}
+    _clean(store, {train_path: files["train"], val_path: files["val"]})
+    write_manifest(
+        store,
+        train_path,
+        {
+            "idx": idx,
+            "columns": [column.to_json() for column in columns],
+            "train": files["train"],
+            "val": files["val"] or None,
+        },
+    )
+    prepared = read_manifest(store, idx)
+    if prepared is None:
+        raise StoreError(
+            f"the files just written to {train_path} were changed by somebody else; use a store of your own"
+        )
+    return prepared
+
+
+def _select(df: Any, request: Request) -> Any:
+    """Returns the DataFrame of the columns to write, ML vectors as arrays, and the split column last."""
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+
+    chosen = []
+    for column in request.columns:
+        value = F.col(f"`{column.name.replace('`', '``')}`")
+        # vector_to_array fails on a null without saying where; so nulls go round it, to be counted.
+        chosen.append(
+            (F.when(value.isNotNull(), vector_to_array(value)) if column.is_ml_vector else value).alias(column.name)
+        )
+    if request.split is not None and request.split not in [column.name for column in request.columns]:
+        chosen.append(F.col(f"`{request.split.replace('`', '``')}`"))
+    return df.select(*chosen)
+
+
+def _judge(reports: list[dict[str, Any]], request: Request, store: FilesystemStore) -> list[Any]:
+    """Returns the columns with their widths, or raises what the reports amount to."""
+    for report in reports:
+        if report["error"]:
+            raise StoreError(
+                f"the executors cannot write to the store {store.prefix_path!r} ({report['error']}), a path that the "
+                "driver and all executors may write to was expected; pass such a one to Store.create()"
+            )
+    problems: dict[str, Counter[str]] = {}
+    widths: dict[str, Counter[int]] = {}
+    for report in reports:
+        for column, kinds in report["problems"].items():
+            problems.setdefault(column, Counter()).update(kinds)
+        for column, found in report["widths"].items():
+            widths.setdefault(column, Counter()).update({int(width): rows for width, rows in found})
+    total = sum(report["rows"] for report in reports)
+    if problems:
+        found = "; ".join(
+            f"column {column!r} has "
+            + " and ".join(f"{kind} in {rows} of {total} rows" for kind, rows in sorted(kinds.items()))
+            for column, kinds in problems.items()
+        )
+        raise DataError(f"{found}; none was expected: fill them (na.fill, Imputer) or drop these rows (na.drop)")
+    if total == 0:
+        raise DataError(
+            "the DataFrame has no rows, at least one was expected; check the filters and joins that lead to it"
+        )
+    for column, sizes in widths.items():
+        if len(sizes) > 1:
+            text = ", ".join(f"{width} in {rows} rows" for width, rows in sizes.most_common(5))
+            raise DataError(
+                f"the vectors of column {column!r} have {len(sizes)} different sizes ({text}), one size was "
+                "expected; pad or cut them to one, or drop these rows"
+            )
+        if 0 in sizes:
+            raise DataError(
+                f"the vectors of column {column!r} are empty, at least one element was expected; leave it out"
+            )
+    trained = sum(rows for report in reports for entry in report["train"] for rows, _ in entry["groups"])
+    if trained == 0:
+        raise DataError(
+            f"all {total} rows are for validation, some for training were expected; correct the validation column"
+        )
+    if (request.split is not None or request.fraction) and trained == total:
+        how = f"column {request.split!r}" if request.split is not None else f"fraction {request.fraction:g}"
+        raise DataError(
+            f"the validation {how} leaves 0 of {total} rows for validation, at least one was expected; mark some "
+            "rows, take a larger fraction, or train without validation"
+        )
+    return [c.with_width(next(iter(widths[c.name]))) if c.kind == "vector" else c for c in request.columns]
+
+
+def _clean(store: FilesystemStore, wanted: dict[str, list[dict[str, Any]]]) -> None:
+    """Deletes what tasks left that were repeated, and makes sure that the driver sees what the executors wrote."""
+    for path, files in wanted.items():
+        there = store.listing(path)
+        expected = {entry["name"]: entry["size"] for entry in files}
+        if any(there.get(name) != size for name, size in expected.items()):
+            raise StoreError(
+                f"the executors wrote {len(expected)} files to {path}, the driver sees "
+                f"{sum(n in there for n in expected)} of them; "
+                "a path that all machines share was expected: pass one to Store.create()"
+            )
+        for name in there:
+            if name not in expected and name != _CLAIM:
+                store.delete(posixpath.join(path, name))

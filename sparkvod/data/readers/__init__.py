@@ -1,0 +1,1 @@
+"""Readers: ``reader.py`` has the interface and the registry."""

@@ -1,0 +1,220 @@
+"""The Arrow reader: plain Parquet, by lanes, column by column without work per row.
+
+The rank's lanes share one buffer per column, the arena. It is divided into slots; a slot holds one window of one lane
+shuffled as it was decoded, while it is in the cache. A block of steps is made by one index array, computed from the
+lanes' cuts, and one ``take`` per column.
+
+Memory: two windows per lane (the one being read and the next), each of two row groups, or of more when all of them
+together are small; and the blocks that are on their way to the training loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparkvod import log
+from sparkvod.data import order
+from sparkvod.data.dataset import Dataset
+from sparkvod.data.readers.decode import Decoder
+from sparkvod.data.readers.reader import Batch, Reader
+from sparkvod.data.schema import Column, row_nbytes
+
+WINDOW_GROUPS = 2
+"""Row groups of a lane that are shuffled together."""
+SMALL_WINDOW = 256 << 10
+"""Bytes up to which a window takes more row groups than that."""
+BLOCK_BYTES = 1 << 20
+"""Bytes of batches that are assembled at once."""
+
+_log = log.get("data")
+
+
+class _Window(NamedTuple):
+    start: int
+    end: int
+    groups: np.ndarray
+    number: int
+
+
+class _Held(NamedTuple):
+    """A window in the arena: its rows of the lane, its slot, and the row of the arena where it begins."""
+
+    start: int
+    end: int
+    slot: int
+    base: int
+
+
+class _Arena:
+    """Slots of ``slot_rows`` rows in one array per column. Pages that were never written cost nothing."""
+
+    def __init__(self, columns: Sequence[Column], slot_rows: int, slots: int) -> None:
+        self._columns, self.slot_rows = columns, slot_rows
+        self._free = list(range(slots))[::-1]
+        self._slots = slots
+        self.arrays = {c.name: np.empty((slots * slot_rows, *c.shape), c.dtype) for c in columns}
+
+    def take(self) -> int:
+        """Returns a free slot; when there is none the arena is doubled (a step that spans more than two windows)."""
+        if not self._free:
+            grown = _Arena(self._columns, self.slot_rows, 2 * self._slots)
+            for name, array in self.arrays.items():
+                grown.arrays[name][: len(array)] = array
+            self._free = list(range(self._slots, 2 * self._slots))[::-1]
+            self._slots, self.arrays = grown._slots, grown.arrays
+        return self._free.pop()
+
+    def give_back(self, slot: int) -> None:
+        """Makes a slot free for the next window."""
+        self._free.append(slot)
+
+
+class _Lane:
+    """One lane of the epoch: its windows to come, and those held."""
+
+    def __init__(self, windows: list[_Window]) -> None:
+        self.pending = windows[::-1]
+        self.held: list[_Held] = []
+
+    def release(self, begin: int, arena: _Arena) -> None:
+        """Gives back the windows that end before row ``begin``."""
+        while self.held and self.held[0].end <= begin:
+            arena.give_back(self.held.pop(0).slot)
+
+    def reach(self) -> int:
+        """Returns the row up to which the lane can be read while holding two windows."""
+        ends = [held.end for held in self.held] + [window.end for window in self.pending[:-3:-1]]
+        return ends[1] if len(ends) > 1 else sys.maxsize
+
+
+class ArrowReader(Reader):
+    """Reads plain Parquet with pyarrow; see the module's text."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        columns: Sequence[str] | None = None,
+        batch_size: int = 32,
+        rank: int = 0,
+        num_proc: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(dataset, columns, batch_size, rank, num_proc, shuffle, seed)
+        self._decoder = Decoder(dataset, self.columns)
+        self._row_nbytes = row_nbytes(self.columns)
+        groups = int(np.count_nonzero(dataset.groups[:, 2]))
+        if rank == 0 and groups < num_proc:
+            _log.warning(
+                "%s has %d row groups for %d ranks, so some ranks have nothing to read; write smaller row groups, or "
+                "use fit() on "
+                "a DataFrame",
+                dataset.path,
+                groups,
+                num_proc,
+            )
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """See :meth:`Reader.epoch`."""
+        if not 0 <= start_step <= self.steps:
+            raise ValueError(f"start_step={start_step} was found, 0 to {self.steps} was expected")
+        return self._read(epoch, start_step)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._decoder.close()
+
+    def _read(self, epoch: int, step: int) -> Iterator[Batch]:
+        rows = self.dataset.groups[:, 2]
+        dealt = order.deal(rows, self.seed, epoch, self.shuffle)
+        lane_rows = np.array([int(rows[lane].sum()) for lane in dealt], dtype=np.int64)
+        begin = order.cuts(lane_rows, np.array([step * self.global_batch]))[0]
+        lanes = order.lanes_of(self.rank, self.num_proc)
+        mine = {number: _Lane(self._windows(dealt[number], int(begin[number]))) for number in lanes}
+        slot_rows = max([w.end - w.start for lane in mine.values() for w in lane.pending], default=1)
+        arena = _Arena(self.columns, slot_rows, 2 * len(mine))
+        target = max(1, BLOCK_BYTES * self.num_proc // (self._row_nbytes * self.global_batch))
+        while step < self.steps:
+            last = min(step + target, self.steps)
+            positions = np.minimum(np.arange(step, last + 1, dtype=np.int64) * self.global_batch, self.dataset.rows)
+            cuts = order.cuts(lane_rows, positions)[:, lanes.start : lanes.stop]
+            for lane, start in zip(mine.values(), cuts[0].tolist(), strict=True):
+                lane.release(start, arena)
+            reach = np.array([lane.reach() for lane in mine.values()])
+            steps = max(1, int((cuts <= reach).all(axis=1)[1:].sum()))
+            cuts, positions = cuts[: steps + 1], positions[: steps + 1]
+            places = self._places(mine, arena, cuts, epoch)
+            low, high = order.share(np.diff(cuts, axis=0), step, self.rank, self.num_proc)
+            yield from self._batches(arena, places, cuts, low, high, np.diff(positions))
+            step += steps
+
+    def _windows(self, lane: np.ndarray, begin: int) -> list[_Window]:
+        """Returns the windows of a lane that end after its row ``begin``."""
+        rows, nbytes = self.dataset.groups[lane, 2], self.dataset.groups[lane, 3]
+        ends = np.concatenate([[0], np.cumsum(rows)])
+        found = order.windows(nbytes, WINDOW_GROUPS, SMALL_WINDOW)
+        return [
+            _Window(int(ends[first]), int(ends[end]), lane[first:end], number)
+            for number, (first, end) in enumerate(found)
+            if ends[end] > begin
+        ]
+
+    def _places(self, lanes: dict[int, _Lane], arena: _Arena, cuts: np.ndarray, epoch: int) -> np.ndarray:
+        """Returns where in the arena the lanes' rows between the first and the last cut are, lane after lane."""
+        parts = []
+        for (number, lane), start, end in zip(lanes.items(), cuts[0].tolist(), cuts[-1].tolist(), strict=True):
+            while (lane.held[-1].end if lane.held else start) < end:
+                lane.held.append(self._load(number, lane.pending.pop(), arena, epoch))
+            for held in lane.held:
+                if held.start < end and held.end > start:
+                    offset = held.base - held.start
+                    parts.append(np.arange(max(start, held.start) + offset, min(end, held.end) + offset))
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _load(self, lane: int, window: _Window, arena: _Arena, epoch: int) -> _Held:
+        slot = arena.take()
+        base, rows = slot * arena.slot_rows, window.end - window.start
+        decoded = [self._decoder.decode(group) for group in window.groups.tolist()]
+        self.decoded += len(decoded)
+        permutation = None
+        if self.shuffle:
+            permutation = order.generator(self.seed, epoch, 2, lane, window.number).permutation(rows)
+        for array, parts in zip(arena.arrays.values(), zip(*decoded, strict=True), strict=True):
+            target = array[base : base + rows]
+            if permutation is None:
+                np.concatenate(parts, out=target)
+            else:
+                whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+                np.take(whole, permutation, axis=0, out=target, mode="clip")
+        return _Held(window.start, window.end, slot, base)
+
+    def _batches(
+        self,
+        arena: _Arena,
+        places: np.ndarray,
+        cuts: np.ndarray,
+        low: np.ndarray,
+        high: np.ndarray,
+        global_rows: np.ndarray,
+    ) -> Iterator[Batch]:
+        """Yields the batches of a block: the rows low to high of each lane's part of each step."""
+        counts = high - low
+        lane_begin = np.concatenate([[0], np.cumsum(cuts[-1] - cuts[0])[:-1]])
+        source = (lane_begin + cuts[:-1] - cuts[0] + low).ravel()
+        target = np.cumsum(counts) - counts.ravel()
+        ends = np.cumsum(counts.sum(axis=1)).tolist()
+        total = ends[-1]
+        index = places[np.repeat(source - target, counts.ravel()) + np.arange(total)]
+        block: dict[str, Any] = {}
+        for name, array in arena.arrays.items():
+            block[name] = np.empty((total, *array.shape[1:]), array.dtype)
+            # mode="clip" lets numpy write into out= directly; with "raise" it goes through a copy.
+            np.take(array, index, axis=0, out=block[name], mode="clip")
+        first = 0
+        for end, rows in zip(ends, global_rows.tolist(), strict=True):
+            yield Batch({name: array[first:end] for name, array in block.items()}, end - first, rows)
+            first = end

@@ -1,0 +1,127 @@
+"""Decodes row groups of Parquet files into numpy arrays."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from sparkvod.data.dataset import Dataset
+from sparkvod.data.schema import Column
+from sparkvod.errors import DataError
+
+OPEN_CHUNKS = 20_000
+"""Column chunks whose metadata are kept in open files: half a kilobyte each."""
+
+
+class Decoder:
+    """Decodes a data set's row groups; keeps files open as long as their metadata are not too much.
+
+    Args:
+        dataset: the data set.
+        columns: the columns to decode.
+    """
+
+    def __init__(self, dataset: Dataset, columns: Sequence[Column]) -> None:
+        self._dataset, self._columns = dataset, columns
+        self._names = [column.name for column in columns]
+        self._fs, self._root = url_to_fs(dataset.path, **dataset.storage_options)
+        self._open: OrderedDict[int, tuple[pq.ParquetFile, Any, int]] = OrderedDict()
+
+    def decode(self, group: int) -> list[np.ndarray]:
+        """Decodes a row group.
+
+        Returns:
+            The arrays of the columns, [rows] or [rows, width], read-only where they share Arrow's memory.
+
+        Raises:
+            DataError: the file is gone or has changed, or (in files that others wrote) a value is null, NaN or of
+                another length.
+        """
+        number, index, rows, _ = self._dataset.groups[group].tolist()
+        # use_threads=False: starting tasks costs more than decoding a group of some thousand rows.
+        table = self._file(number).read_row_group(index, columns=self._names, use_threads=False)
+        if table.num_rows != rows:
+            raise DataError(
+                f"row group {index} of {self._name(number)} has {table.num_rows} rows, {rows} were expected; the "
+                "file was changed since its metadata were read: prepare or open the data again"
+            )
+        parts = [
+            [self._values(column, array, number) for column, array in zip(self._columns, batch.columns, strict=True)]
+            for batch in table.select(self._names).to_batches()
+        ]
+        return parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+
+    def _values(self, column: Column, array: pa.Array, file: int) -> np.ndarray:
+        if column.kind == "vector":
+            return self._vectors(column, array, file)
+        if array.null_count:
+            raise self._bad(column, file, f"{array.null_count} nulls in a row group", "none")
+        values: np.ndarray = array.to_numpy(zero_copy_only=False)
+        self._check(column, values, file)
+        return values
+
+    def _vectors(self, column: Column, array: pa.Array, file: int) -> np.ndarray:
+        rows, width = len(array), column.shape[0]
+        elements = array.flatten()
+        if array.null_count or elements.null_count:
+            raise self._bad(column, file, f"{array.null_count or elements.null_count} nulls in a row group", "none")
+        if not pa.types.is_fixed_size_list(array.type):
+            lengths = np.diff(array.offsets.to_numpy())
+            if (lengths != width).any():
+                raise self._bad(
+                    column, file, f"lists of {lengths[lengths != width][0]} values", f"{width} in every row"
+                )
+        values: np.ndarray = elements.to_numpy(zero_copy_only=False)
+        self._check(column, values, file)
+        return values.reshape(rows, width)
+
+    def _check(self, column: Column, values: np.ndarray, file: int) -> None:
+        if not self._dataset.checked and column.is_float and np.isnan(values).any():
+            raise self._bad(column, file, f"{int(np.isnan(values).sum())} NaN in a row group", "none")
+
+    def _bad(self, column: Column, file: int, found: str, expected: str) -> DataError:
+        return DataError(
+            f"column {column.name!r} in {self._name(file)} has {found}, {expected} was expected; correct or drop "
+            "these rows and write the file again"
+        )
+
+    def _name(self, number: int) -> str:
+        return posixpath.join(self._root, self._dataset.files[number])
+
+    def _file(self, number: int) -> pq.ParquetFile:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number][0]
+        path = self._name(number)
+        try:
+            local = isinstance(self._fs, LocalFileSystem)
+            source = pa.OSFile(path, "rb") if local else self._fs.open(path, "rb")
+            file = pq.ParquetFile(source, pre_buffer=not local)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(
+                f"{path} cannot be read ({error}), a Parquet file of the data set was expected; it must be reachable "
+                "from every "
+                "worker: use a store that all of them share, and do not delete prepared data while they are in use"
+            ) from error
+        self._open[number] = (file, source, file.num_row_groups * file.metadata.num_columns)
+        while len(self._open) > 1 and sum(chunks for _, _, chunks in self._open.values()) > OPEN_CHUNKS:
+            self._shut(self._open.popitem(last=False)[1])
+        return file
+
+    @staticmethod
+    def _shut(entry: tuple[pq.ParquetFile, Any, int]) -> None:
+        entry[0].close()
+        entry[1].close()
+
+    def close(self) -> None:
+        """Closes all files."""
+        while self._open:
+            self._shut(self._open.popitem()[1])

@@ -1,0 +1,142 @@
+"""Which columns can become tensors, and what is known of them.
+
+A scalar column becomes a 1-D array ``[rows]``, a vector column (an array of numbers, or an ML vector, of one length) a
+2-D array ``[rows, width]``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkvod.errors import DataError
+
+CONVERTIBLE = (
+    "boolean, tinyint, smallint, int, bigint, float, double, array of one of these, and ML vectors (dense or sparse)"
+)
+_SPARK_DTYPES = {
+    "boolean": "bool",
+    "byte": "int8",
+    "short": "int16",
+    "integer": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float64",
+}
+_ARROW_DTYPES = {str(pa.from_numpy_dtype(dtype)): (dtype, spark) for spark, dtype in _SPARK_DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that can become a tensor.
+
+    Attributes:
+        name: its name in the DataFrame and in the Parquet files.
+        kind: ``scalar`` or ``vector``.
+        dtype: numpy dtype of the elements.
+        shape: shape of one row's value: ``()`` or ``(width,)``; ``(-1,)`` while the width is not known.
+        spark_type: the Spark type as JSON text (``DataType.json()``), for the schema of what a model returns.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    spark_type: str
+
+    @property
+    def is_ml_vector(self) -> bool:
+        """True when the column is an ML vector (``VectorUDT``) in the DataFrame."""
+        parsed = json.loads(self.spark_type)
+        return isinstance(parsed, dict) and parsed.get("type") == "udt"
+
+    @property
+    def is_float(self) -> bool:
+        """True when values may be NaN."""
+        return self.dtype.startswith("float")
+
+    def with_width(self, width: int) -> Column:
+        """Returns the column with its width known."""
+        return replace(self, shape=(width,))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what ``json.dumps`` takes."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Column:
+        """Returns the column that :meth:`to_json` was called on."""
+        return Column(**{**value, "shape": tuple(value["shape"])})
+
+
+def from_spark(name: str, type_json: str, type_text: str) -> Column:
+    """Returns the metadata of a Spark column.
+
+    Args:
+        name: the column's name.
+        type_json: ``DataType.json()``.
+        type_text: ``DataType.simpleString()``, for the message.
+
+    Raises:
+        DataError: its type cannot become a tensor.
+    """
+    parsed = json.loads(type_json)
+    if isinstance(parsed, str) and parsed in _SPARK_DTYPES:
+        return Column(name, "scalar", _SPARK_DTYPES[parsed], (), type_json)
+    if isinstance(parsed, dict):
+        element = parsed.get("elementType")
+        if parsed.get("type") == "array" and isinstance(element, str) and element in _SPARK_DTYPES:
+            return Column(name, "vector", _SPARK_DTYPES[element], (-1,), type_json)
+        if parsed.get("type") == "udt" and str(parsed.get("class", "")).endswith("linalg.VectorUDT"):
+            return Column(name, "vector", "float64", (-1,), type_json)
+    raise unconvertible(name, type_text)
+
+
+def from_arrow(name: str, arrow_type: pa.DataType) -> Column | None:
+    """Returns the metadata of a column of a Parquet file, None when it cannot become a tensor."""
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type):
+        if str(arrow_type.value_type) not in _ARROW_DTYPES:
+            return None
+        dtype, spark = _ARROW_DTYPES[str(arrow_type.value_type)]
+        width = arrow_type.list_size if pa.types.is_fixed_size_list(arrow_type) else -1
+        array = {"type": "array", "elementType": spark, "containsNull": False}
+        return Column(name, "vector", dtype, (width,), json.dumps(array))
+    if str(arrow_type) not in _ARROW_DTYPES:
+        return None
+    dtype, spark = _ARROW_DTYPES[str(arrow_type)]
+    return Column(name, "scalar", dtype, (), json.dumps(spark))
+
+
+def unconvertible(name: str, type_text: str) -> DataError:
+    """Returns the error for a column whose type cannot become a tensor."""
+    hint = (
+        "index or encode it first (for example with StringIndexer)"
+        if "string" in type_text
+        else "cast it or leave it out"
+    )
+    if re.match(r"decimal|numeric", type_text):
+        hint = "cast it to double"
+    return DataError(
+        f"column {name!r} has the type {type_text}, which cannot become a tensor; the types that can are "
+        f"{CONVERTIBLE}; {hint}"
+    )
+
+
+def arrow_field(column: Column) -> pa.Field:
+    """Returns the field of a prepared Parquet file: nothing in it is null, so that no levels need decoding."""
+    element = pa.from_numpy_dtype(column.dtype)
+    if column.kind == "scalar":
+        return pa.field(column.name, element, nullable=False)
+    return pa.field(
+        column.name, pa.list_(pa.field("element", element, nullable=False), column.shape[0]), nullable=False
+    )
+
+
+def row_nbytes(columns: list[Column] | tuple[Column, ...]) -> int:
+    """Returns the bytes of one decoded row."""
+    return sum(np.dtype(c.dtype).itemsize * max(1, *c.shape, 1) for c in columns)
