@@ -43,6 +43,9 @@ class HostsUpdatedInterrupt(SparkvodError, RuntimeError):
         super().__init__("the set of hosts changed")
         self.skip_sync = skip_sync
 
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.skip_sync,)
+
 
 class NotInitializedError(SparkvodError, ValueError):
     """A call that needs a world came before ``init()`` or after ``shutdown()``."""
@@ -61,11 +64,38 @@ class WorkerError(SparkvodError, RuntimeError):
         kind: class name of the worker's exception.
         message: its text.
         traceback: the worker's own traceback as text.
+        lost_peer: True when the cause is a lost or late rank, not the function: running again may help.
     """
 
-    def __init__(self, rank: int, host: str, kind: str, message: str, traceback: str) -> None:
+    def __init__(
+        self, rank: int, host: str, kind: str, message: str, traceback: str, lost_peer: bool = False
+    ) -> None:
         super().__init__(f"rank {rank} on {host} raised {kind}: {message}\n\nThat worker's traceback:\n{traceback}")
         self.rank, self.host, self.kind, self.message, self.traceback = rank, host, kind, message, traceback
+        self.lost_peer = lost_peer
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.rank, self.host, self.kind, self.message, self.traceback, self.lost_peer)
+
+
+class WorkerLostError(WorkerError):
+    """A worker's process ended without a result: it was killed, or it left by itself.
+
+    Args:
+        rank: rank of that worker.
+        host: name of its host.
+        how: how it ended, with exit code or signal.
+        output: its last lines of output, empty when they are not known.
+    """
+
+    def __init__(self, rank: int, host: str, how: str, output: str = "") -> None:
+        tail = f"; its last output:\n{output}" if output else ""
+        RuntimeError.__init__(self, f"rank {rank} on {host} was lost: its process {how} before it had a result{tail}")
+        self.rank, self.host, self.kind, self.message, self.traceback = rank, host, "WorkerLost", how, output
+        self.lost_peer = True
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.rank, self.host, self.message, self.traceback)
 
 
 class DataError(SparkvodError, ValueError):

@@ -1,0 +1,281 @@
+"""One run on Spark, seen from the driver: submit, watch, and make sense of what comes back."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from sparkvod import log
+from sparkvod.errors import LaunchError
+from sparkvod.launch import _spark_worker
+from sparkvod.launch.failure import Failure, first_cause
+from sparkvod.launch.launcher import EventHandler
+from sparkvod.launch.output import LinePrinter
+from sparkvod.observe.mailbox import Mailbox
+
+_POLL_SECONDS = 0.05
+_POLL_SECONDS_STORE = 1.0
+# A rank that only noticed a lost peer may be heard before the cause: wait this long for it.
+_CAUSE_SECONDS = 1.5
+_LOST = re.compile(
+    r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure[^\n]*|[Ee]xecutor \S+ (?:lost|exited)[^\n]*"
+)
+_FAILED_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")
+_REFUSED = re.compile(r"SPARK-24(?:819|820|942)[^\n]*|[^\n]*BARRIER[^\n]*(?:SLOTS|SUPPORTED|ALLOCATION)[^\n]*", re.I)
+_runs = itertools.count(1)
+_logger = log.get("launch.spark")
+
+
+class _Handle:
+    """What a run is interrupted by, from any thread and without touching other runs.
+
+    In Connect that is a tag. In classic Spark tags can be interrupted by the thread that set them only, so there the
+    run has a session of its own (of the same application; making one takes milliseconds).
+    """
+
+    def __init__(self, spark: Any, tag: str) -> None:
+        self._connect = "connect" in type(spark).__module__
+        self._tag = tag
+        self.session = spark if self._connect else spark.newSession()
+
+    def tag(self) -> None:
+        if hasattr(self.session, "addTag"):  # classic Spark has it since 4.0
+            self.session.addTag(self._tag)
+
+    def untag(self) -> None:
+        if hasattr(self.session, "removeTag"):
+            self.session.removeTag(self._tag)
+
+    def interrupt(self) -> None:
+        try:
+            if self._connect:
+                self.session.interruptTag(self._tag)
+            elif hasattr(self.session, "interruptAll"):
+                self.session.interruptAll()
+            else:
+                _logger.warning("this Spark cannot interrupt a job of a session: cancel it in Spark's UI")
+        except Exception as e:  # the session may be ending itself
+            _logger.warning("the Spark job with the tag %s could not be interrupted: %s", self._tag, e)
+
+
+class Job:
+    """One run: the Spark job in the calling thread, and beside it the thread that reads the mailbox.
+
+    Args:
+        spark: the session, classic or Connect.
+        name: name of the user's function, for Spark's UI.
+        size: number of ranks.
+        timeout: seconds within which all tasks must have started.
+        box: the run's mailbox, None when driver and executors share no directory.
+        private: the mailbox belongs to this user on this host alone, so that pickled exceptions in it are trusted.
+        printer: prints the ranks' lines.
+        on_event: gets every other event.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        name: str,
+        size: int,
+        timeout: float,
+        box: Mailbox | None,
+        private: bool,
+        printer: LinePrinter,
+        on_event: EventHandler | None,
+    ) -> None:
+        self._size, self._timeout, self._box, self._private = size, timeout, box, private
+        self._printer, self._on_event = printer, on_event
+        number = next(_runs)
+        readable = re.sub(r"\W+", "_", name).strip("_") or "function"
+        # Spark's UI shows the tag with the job, and the name of the mapped function in its plan.
+        self._handle = _Handle(spark, f"sparkvod.run.{number}.{readable}.{secrets.token_hex(4)}")
+        self._name = f"sparkvod_run_{number}_{readable}"
+        self._done = threading.Event()
+        self._started: dict[int, str] = {}
+        self._partitions: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._failures: dict[int, Failure] = {}
+        self._late = ""
+
+    def run(self, task: _spark_worker.Task, paths: list[str]) -> list[Any]:
+        """Submits the task, waits, and returns the results by rank.
+
+        Args:
+            task: what every task is told.
+            paths: directories that the tasks' Python shall find modules in, besides its own.
+
+        Raises:
+            WorkerError: a rank failed, or its process was lost.
+            LaunchError: Spark refused the stage, or its tasks did not start in time.
+        """
+        if self._box is None:
+            # Nobody could tell whether the tasks have started: an empty stage of the same shape comes first.
+            self._submit(_probe_function(), deadline=True)
+        table = self._submit(_task_function(task, paths, self._name), deadline=self._box is not None)
+        return _spark_worker.results(table, self._size)
+
+    def _submit(self, function: Callable[..., Any], deadline: bool) -> Any:
+        ranks = self._handle.session.range(0, self._size, 1, self._size)
+        frame = ranks.mapInArrow(function, _spark_worker.SCHEMA, barrier=True)
+        until = time.monotonic() + self._timeout if deadline else None
+        self._done.clear()
+        watch = threading.Thread(target=self._watch, args=(until,), name="sparkvod-mailbox", daemon=True)
+        self._handle.tag()
+        watch.start()
+        try:
+            return _collect(frame)
+        except Exception as e:
+            self._stop(watch)
+            explained = self._explain(str(e))
+            if explained is None:
+                raise
+            raise explained from explained.__cause__
+        except BaseException:  # KeyboardInterrupt: the job would go on without its caller
+            self._handle.interrupt()
+            raise
+        finally:
+            self._stop(watch)
+            self._handle.untag()
+
+    def _stop(self, watch: threading.Thread) -> None:
+        self._done.set()
+        watch.join()
+        self._read()
+
+    # --- the thread beside the job ------------------------------------------------------------------------------
+
+    def _watch(self, until: float | None) -> None:
+        pause = _POLL_SECONDS if self._box is None or self._private else _POLL_SECONDS_STORE
+        while not self._done.wait(pause):
+            self._read()
+            if self._late or (until is not None and len(self._started) < self._size and time.monotonic() > until):
+                count = "not all" if self._box is None else f"{len(self._started)}"
+                self._late = f"{count} of {self._size} tasks had started after {self._timeout:g} s (start_timeout)"
+                self._handle.interrupt()  # again and again: it may come before the job is known to Spark
+                pause = 1.0
+
+    def _read(self) -> None:
+        for event in self._box.read_new() if self._box is not None else ():
+            kind, rank = event["kind"], event["rank"]
+            if kind == "log":
+                self._printer(rank, str(event.get("stream")), str(event.get("line")))
+            elif kind == "started":
+                self._started[rank] = str(event.get("host"))
+                self._partitions[int(event["partition"])] = rank
+            elif kind == "ended":
+                self._ended.add(rank)
+            elif kind == "failure":
+                self._failures[rank] = Failure.from_json(event["failure"], trusted=self._private)
+            else:
+                self._tell(event)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(event)
+        except Exception:
+            _logger.exception("on_event failed; it is not called again")
+            self._on_event = None
+
+    # --- what a failed job means --------------------------------------------------------------------------------
+
+    def _explain(self, text: str) -> Exception | None:
+        """Returns what to raise for Spark's error text, None when that is best raised as it is."""
+        if self._late:
+            return LaunchError(
+                f"{self._late}, and all must run at once; the job was interrupted. Other jobs may hold the slots, or "
+                "the cluster has too few: give a smaller num_proc, ask for more executors or cores, or raise "
+                "start_timeout"
+            )
+        for failure in _spark_worker.decode(text):
+            self._failures[failure.rank] = failure  # with its exception, which a shared mailbox does not bring
+        lost = _LOST.search(text)
+        if self._failures and not lost:
+            self._await_cause()
+        failures = [*self._failures.values(), *(self._lost(text, lost) if lost else [])]
+        if failures:
+            return first_cause(failures).error()
+        if refused := _REFUSED.search(text):
+            return LaunchError(
+                f"Spark refused the barrier stage: {refused.group().strip()}; all {self._size} ranks must run at once: "
+                "give a smaller num_proc, or more executors or cores, without dynamic allocation"
+            )
+        return None
+
+    def _await_cause(self) -> None:
+        """Gives the rank that is the cause of what others noticed a moment to be heard."""
+        until = time.monotonic() + _CAUSE_SECONDS
+        while self._box is not None and time.monotonic() < until:
+            silent = set(self._started) - self._ended - set(self._failures)
+            if not silent or any(f.severity == 0 for f in self._failures.values()):
+                return
+            time.sleep(_POLL_SECONDS)
+            self._read()
+
+    def _lost(self, text: str, lost: re.Match[str]) -> list[Failure]:
+        """Says which rank's process went away without a word, given that Spark's error says that one did."""
+        if any(f.severity == 0 for f in self._failures.values()):
+            return []
+        silent = sorted(set(self._started) - self._ended - set(self._failures))
+        task = _FAILED_TASK.search(text)
+        rank = self._partitions.get(int(task.group(1)), -1) if task else -1
+        if rank not in silent:
+            rank = silent[0] if len(silent) == 1 else -1
+        how = f"ended without a word (Spark: {lost.group().strip()})"
+        if rank == -1 and self._failures:
+            return []  # somebody noticed, and knows better which one it was
+        return [Failure.lost(rank, self._started.get(rank, "an executor"), how)]
+
+
+def _task_function(task: _spark_worker.Task, paths: list[str], name: str) -> Callable[..., Any]:
+    """Returns what Spark maps. It is pickled by value and holds plain data only, so that it can be read, and widen
+    ``sys.path``, before sparkvod can be imported.
+    """
+    told = {field.name: getattr(task, field.name) for field in fields(task)}
+
+    def sparkvod_task(batches: Any) -> Any:
+        import sys
+
+        for _ in batches:  # the range that only gives each task its partition
+            pass
+        before = list(sys.path)
+        sys.path += [path for path in paths if path not in before]
+        try:
+            try:
+                from sparkvod.launch import _spark_worker as worker
+            except ImportError as e:
+                raise ImportError(
+                    f"sparkvod cannot be imported by this executor's Python, {sys.executable} ({e}); install it there, "
+                    "or ship it with spark.addArtifacts or --py-files"
+                ) from e
+            yield from worker.run_task(worker.Task(**told))
+        finally:
+            sys.path[:] = before
+
+    sparkvod_task.__name__ = sparkvod_task.__qualname__ = name
+    return sparkvod_task
+
+
+def _probe_function() -> Callable[..., Any]:
+    """Returns a task that does nothing: when it ends, the slots are there."""
+
+    def sparkvod_probe(batches: Any) -> Any:
+        yield from ()
+
+    return sparkvod_probe
+
+
+def _collect(frame: Any) -> Any:
+    if hasattr(frame, "toArrow"):
+        return frame.toArrow()
+    import pyarrow as pa  # Spark 3.5
+
+    rows = [{**row.asDict(), "chunk": bytes(row["chunk"])} for row in frame.collect()]
+    return pa.Table.from_pylist(rows, pa.schema([("rank", pa.int64()), ("seq", pa.int64()), ("chunk", pa.binary())]))

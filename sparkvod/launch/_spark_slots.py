@@ -1,0 +1,102 @@
+"""What can be known of a Spark application before a barrier stage is submitted, by means that Spark Connect has too.
+
+Spark holds a barrier stage back until all its tasks can run at once, silently and for many minutes; with dynamic
+allocation it refuses the stage. So both are looked at first, in the session's configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from sparkvod.errors import LaunchError
+
+_LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?$")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
+
+Conf = Callable[[str], str | None]
+
+
+def conf_of(spark: Any) -> Conf:
+    """Returns a reader of the session's configuration that gives None for what is not set."""
+
+    def read(name: str) -> str | None:
+        value = spark.conf.get(name, None)
+        return None if value is None or value == "" else str(value)
+
+    return read
+
+
+def is_local(conf: Conf) -> bool:
+    """Tells whether the tasks run in threads of the driver's own JVM."""
+    return bool(_LOCAL.match(conf("spark.master") or ""))
+
+
+def num_slots(conf: Conf) -> int | None:
+    """Returns how many tasks can run at once, None when the configuration does not tell."""
+    master = conf("spark.master") or ""
+    per_task = int(conf("spark.task.cpus") or 1)
+    if local := _LOCAL.match(master):
+        cores = local.group(1) or "1"
+        return ((os.cpu_count() or 1) if cores == "*" else int(cores)) // per_task
+    if cluster := _LOCAL_CLUSTER.match(master):
+        return int(cluster.group(1)) * (int(cluster.group(2)) // per_task)
+    executors, cores = conf("spark.executor.instances"), conf("spark.executor.cores")
+    if cores is None and not master.startswith("spark:"):
+        cores = "1"  # what YARN and Kubernetes give; a standalone master gives all that it has
+    total = conf("spark.cores.max")
+    if total is not None and master.startswith("spark:"):
+        each = int(cores) if cores else None
+        return (int(total) // each) * (each // per_task) if each else int(total) // per_task
+    if executors is None or cores is None:
+        return None
+    return int(executors) * min(int(cores) // per_task, _gpu_slots(conf))
+
+
+def _gpu_slots(conf: Conf) -> int:
+    """Tasks per executor that its GPUs allow; more than any number of cores when tasks ask for none."""
+    per_task, per_executor = conf("spark.task.resource.gpu.amount"), conf("spark.executor.resource.gpu.amount")
+    if per_task is None or per_executor is None or float(per_task) <= 0:
+        return 1 << 30
+    return int(float(per_executor) / float(per_task))
+
+
+def check(conf: Conf, num_proc: int | None) -> int:
+    """Returns the number of ranks to start: ``num_proc``, else all slots, else Spark's default parallelism.
+
+    Raises:
+        LaunchError: dynamic allocation is on, the slots are too few, or nothing tells a number.
+        ValueError: ``num_proc`` is below 1.
+    """
+    if num_proc is not None and num_proc < 1:
+        raise ValueError(f"num_proc={num_proc} was found, at least 1 rank was expected")
+    if (conf("spark.dynamicAllocation.enabled") or "").lower() == "true" and not is_local(conf):
+        raise LaunchError(
+            "spark.dynamicAllocation.enabled=true was found, and Spark runs no barrier stage with it (SPARK-24942); "
+            "start the session with spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances"
+        )
+    slots = num_slots(conf)
+    if num_proc is None:
+        known = slots if slots is not None else conf("spark.default.parallelism")
+        if known is None:
+            raise LaunchError(
+                "this session's configuration does not tell how many tasks can run at once; give num_proc"
+            )
+        num_proc = int(known)
+    if slots is not None and num_proc > slots:
+        raise LaunchError(
+            f"{num_proc} ranks were asked for, and this Spark application has slots for {slots} tasks at once "
+            f"(spark.master={conf('spark.master')}, spark.task.cpus={conf('spark.task.cpus') or 1}); all ranks must "
+            f"run at once: give num_proc={slots} or less, or start the session with more cores, for example "
+            f"{_advice(conf, num_proc)}"
+        )
+    return num_proc
+
+
+def _advice(conf: Conf, num_proc: int) -> str:
+    cores = num_proc * int(conf("spark.task.cpus") or 1)
+    if is_local(conf):
+        return f'master("local[{cores}]")'
+    return f"spark.executor.instances times spark.executor.cores of at least {cores}"

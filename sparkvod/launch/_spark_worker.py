@@ -1,0 +1,182 @@
+"""What runs in a Spark barrier task: one function, as one rank, in Spark's own Python worker.
+
+Spark keeps its Python workers for later tasks, so everything that a run sets is taken back after it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import pickle
+import re
+import socket
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from sparkvod import config
+from sparkvod.errors import WorkerError
+from sparkvod.launch import context
+from sparkvod.launch._file_gather import FileGather, is_private
+from sparkvod.launch.failure import Failure
+from sparkvod.launch.output import captured
+from sparkvod.observe import mailbox
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+
+SCHEMA = "rank long, seq long, chunk binary"
+CHUNK_BYTES = 8 << 20
+# What one exception may add to Spark's own error text, which is logged more than once.
+_EXCEPTION_BYTES = 24 << 10
+_CAUSE_SECONDS = 0.7
+_MARKER = re.compile(r"\[sparkvod failure ([A-Za-z0-9+/=]+)\]")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the driver tells every task; it travels in Spark's plan, so nothing in it is secret.
+
+    Attributes:
+        function: (fn, args, kwargs), pickled by cloudpickle.
+        env: environment variables for the function; None removes one.
+        mailbox: url of the run's mailbox; empty when there is none.
+        mailbox_options: fsspec's options for it.
+        private: the mailbox is a directory of this host that no other user can enter.
+        copy: what is printed goes to the executor's log too.
+    """
+
+    function: bytes
+    env: dict[str, str | None] = field(default_factory=dict)
+    mailbox: str = ""
+    mailbox_options: dict[str, Any] = field(default_factory=dict)
+    private: bool = False
+    copy: bool = True
+
+
+class TaskFailedError(RuntimeError):
+    """What a task raises to Spark; its text carries the failure to the driver."""
+
+
+def run_task(task: Task) -> Iterator[pa.RecordBatch]:
+    """Runs the task's function as this barrier task's rank; yields its pickled result in chunks.
+
+    Raises:
+        TaskFailedError: the function failed.
+    """
+    from pyspark import BarrierTaskContext
+
+    spark = BarrierTaskContext.get()
+    order = rank_order([info.address for info in spark.getTaskInfos()])
+    rank, size = order.index(spark.partitionId()), len(order)
+    yield from _chunks(rank, _run(task, spark, order, rank, size))
+
+
+def rank_order(addresses: list[str]) -> list[int]:
+    """Returns the partition of each rank: partition order, with the partitions of one host side by side.
+
+    Args:
+        addresses: host:port of each partition's executor.
+    """
+    hosts = [address.rpartition(":")[0] or address for address in addresses]
+    first = {host: hosts.index(host) for host in hosts}
+    return sorted(range(len(hosts)), key=lambda partition: (first[hosts[partition]], partition))
+
+
+def encode(failure: Failure) -> str:
+    """Returns the failure as a word in an error's text; :func:`decode` finds it there."""
+    return f"[sparkvod failure {base64.b64encode(zlib.compress(failure.to_json().encode(), 9)).decode()}]"
+
+
+def decode(text: str) -> list[Failure]:
+    """Returns the failures in Spark's error text, which is as trusted as the results that Spark carries."""
+    words = dict.fromkeys(_MARKER.findall(text))
+    return [Failure.from_json(zlib.decompress(base64.b64decode(word)).decode(), trusted=True) for word in words]
+
+
+def _run(task: Task, spark: BarrierTaskContext, order: list[int], rank: int, size: int) -> bytes:
+    host = socket.gethostname()
+    private = task.private and is_private(task.mailbox)
+    box = mailbox.Mailbox(task.mailbox, task.mailbox_options) if task.mailbox and private == task.private else None
+    poster: mailbox.Poster = box.poster(rank) if box else mailbox.NullPoster()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(config.set_environment, config.set_environment(task.env))
+            if box:
+                stack.enter_context(captured(lambda name, line: poster.post("log", stream=name, line=line), task.copy))
+            poster.post("started", partition=spark.partitionId(), host=host)
+            stack.enter_context(mailbox.use(poster))
+            gather: Callable[[bytes], list[bytes]] = (
+                FileGather(task.mailbox, rank, size, config.get("start_timeout"))
+                if private
+                else lambda data: _barrier_gather(spark, order, data)
+            )
+            with context.use(context.WorldContext(rank, size, gather)):
+                fn, args, kwargs = pickle.loads(task.function)
+                result = fn(*args, **kwargs)
+            data = _pickled(result, rank)
+        poster.post("ended")
+        return data
+    except BaseException as e:  # SystemExit and KeyboardInterrupt too: Spark would take them for its own end
+        failure = Failure.capture(e, rank, host)
+        # The mailbox tells all ranks' failures, Spark only the first that it sees.
+        poster.post("failure", failure=failure.to_json())
+        if failure.severity > 0 and not private:
+            time.sleep(_CAUSE_SECONDS)  # the rank that is the cause shall be the first that Spark hears of
+        raise _to_spark(e, failure, private) from e
+    finally:
+        if box:
+            box.close()
+
+
+def _to_spark(error: BaseException, failure: Failure, told: bool) -> TaskFailedError:
+    text = f"rank {failure.rank} on {failure.host}: {failure.kind}: {failure.message}"
+    if told:
+        return TaskFailedError(text)
+    small = Failure.capture(error, failure.rank, failure.host, _EXCEPTION_BYTES)
+    return TaskFailedError(f"{text}\n{encode(small)}")
+
+
+def _barrier_gather(spark: BarrierTaskContext, order: list[int], data: bytes) -> list[bytes]:
+    by_partition = spark.allGather(base64.b64encode(data).decode())
+    return [base64.b64decode(by_partition[partition]) for partition in order]
+
+
+def _pickled(result: Any, rank: int) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(result))
+    except Exception as e:
+        raise TypeError(
+            f"the result of rank {rank}, of type {type(result).__name__}, cannot be pickled ({e}); "
+            "return something that can"
+        ) from e
+
+
+def _chunks(rank: int, data: bytes) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    view = memoryview(data)
+    for seq, at in enumerate(range(0, len(data), CHUNK_BYTES)):
+        chunk = pa.array([view[at : at + CHUNK_BYTES]], pa.binary())
+        yield pa.RecordBatch.from_arrays([pa.array([rank]), pa.array([seq]), chunk], ["rank", "seq", "chunk"])
+
+
+def results(table: pa.Table, size: int) -> list[Any]:
+    """Returns the results by rank from the collected chunks.
+
+    Raises:
+        WorkerError: a rank's result is not there.
+    """
+    chunks: dict[int, dict[int, Any]] = {rank: {} for rank in range(size)}
+    for rank, seq, chunk in zip(*(table.column(name) for name in ("rank", "seq", "chunk")), strict=True):
+        chunks[rank.as_py()][seq.as_py()] = chunk.as_buffer()
+    missing = [rank for rank, parts in chunks.items() if not parts]
+    if missing:
+        raise WorkerError(missing[0], "an executor", "LookupError", "Spark brought no result of this rank", "")
+    return [pickle.loads(b"".join(parts[seq] for seq in sorted(parts))) for parts in chunks.values()]

@@ -1,0 +1,136 @@
+"""How a worker's end by an exception travels to the caller, and which of several ends was the cause of the others."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import cloudpickle
+
+from sparkvod import log
+from sparkvod.errors import (
+    CollectiveTimeoutError,
+    HorovodInternalError,
+    PeerLostError,
+    ShutDownError,
+    WorkerError,
+    WorkerLostError,
+)
+
+_OWN_FRAMES = str(Path(__file__).parent)
+_TEXT_LIMIT = 64 << 10
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One worker's failure, as plain data.
+
+    Attributes:
+        rank: the worker's rank.
+        host: name of its host.
+        kind: class name of its exception; empty when the process was lost.
+        message: the exception's text, or how the process ended.
+        traceback: the worker's traceback, or the lost process's last output.
+        time: when it happened, seconds since the epoch by that host's clock.
+        severity: 0 the function's own error or a lost process, 1 a collective that failed, 2 a peer noticed as lost.
+        exception: the pickled exception; empty when it cannot be pickled or is too large to carry.
+    """
+
+    rank: int
+    host: str
+    kind: str
+    message: str
+    traceback: str
+    time: float
+    severity: int
+    exception: bytes = b""
+
+    @classmethod
+    def capture(cls, error: BaseException, rank: int, host: str, limit: int = 1 << 20) -> Failure:
+        """Describes ``error``, with the exception itself when that takes at most ``limit`` bytes."""
+        return cls(
+            rank,
+            host,
+            type(error).__name__,
+            _cut(str(error)),
+            _cut(_format(error)),
+            time.time(),
+            _severity(error),
+            _pickle(error, limit),
+        )
+
+    @classmethod
+    def lost(cls, rank: int, host: str, how: str, output: str = "") -> Failure:
+        """Describes a process that ended without a word."""
+        return cls(rank, host, "", how, output, time.time(), 0)
+
+    def to_json(self) -> str:
+        """Returns it as one line of JSON."""
+        return json.dumps({**asdict(self), "exception": base64.b64encode(self.exception).decode()})
+
+    @classmethod
+    def from_json(cls, text: str, trusted: bool) -> Failure:
+        """Reads :meth:`to_json`; the pickled exception is kept only when the text came over a trusted channel."""
+        fields = json.loads(text)
+        fields["exception"] = base64.b64decode(fields["exception"]) if trusted else b""
+        return cls(**fields)
+
+    def error(self) -> WorkerError:
+        """Returns what to raise, with the worker's own exception as its cause when that came along."""
+        if not self.kind:
+            return WorkerLostError(self.rank, self.host, self.message, self.traceback)
+        error = WorkerError(self.rank, self.host, self.kind, self.message, self.traceback, self.severity > 0)
+        if self.exception:
+            try:
+                error.__cause__ = cloudpickle.loads(self.exception)
+            except Exception as e:  # its class may exist on the worker only
+                log.get("launch").debug("the exception of rank %d cannot be read here: %s", self.rank, e)
+        return error
+
+
+def first_cause(failures: Iterable[Failure]) -> Failure:
+    """Returns the failure that caused the others: ranks that only noticed a lost peer come last, else the earliest."""
+    return min(failures, key=lambda f: (f.severity, f.time))
+
+
+def _severity(error: BaseException) -> int:
+    """A user's ``raise ... from`` around a collective's error is still a collective's error."""
+    level, seen = 0, set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, (PeerLostError, ShutDownError, CollectiveTimeoutError)):
+            return 2
+        if isinstance(link, HorovodInternalError):
+            level = 1
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return level
+
+
+def _format(error: BaseException) -> str:
+    """Formats the traceback without the launcher's own frames on top."""
+    top = error.__traceback__
+    while top is not None and top.tb_next is not None and top.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
+        top = top.tb_next
+    return "".join(traceback.format_exception(type(error), error, top))
+
+
+def _cut(text: str) -> str:
+    half = _TEXT_LIMIT // 2
+    return text if len(text) <= _TEXT_LIMIT else f"{text[:half]}\n... {len(text) - 2 * half} characters ...\n{text[-half:]}"
+
+
+def _pickle(error: BaseException, limit: int) -> bytes:
+    """Many exceptions can be pickled but not be read back (their __init__ takes other arguments): try both."""
+    try:
+        data = cloudpickle.dumps(error)
+        if len(data) > limit or type(cloudpickle.loads(data)) is not type(error):
+            return b""
+    except Exception:  # whatever its __reduce__ does
+        return b""
+    return data

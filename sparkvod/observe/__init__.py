@@ -1,0 +1,1 @@
+"""What is going on: events from workers to the driver, progress bars."""
