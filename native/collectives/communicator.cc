@@ -80,6 +80,7 @@ Result Communicator::Lost(int peer, const Departure& how) const {
   const std::string who = world_->Name(peer);
   if (how.orderly)
     return Result::Fail(Code::kShutDown, who + " shut down during " + doing_ + "; all ranks must make the same calls");
+  if (how.relayed) return Result::Fail(how.code, how.cause);
   return Result::Fail(how.code, who + " left during " + doing_ + ": " + how.cause);
 }
 

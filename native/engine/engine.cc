@@ -329,7 +329,11 @@ void Engine::Count(Collective collective, const Carrier& carrier, size_t tensors
 
 void Engine::Stop(const Result& cause, bool orderly) {
   if (stopped_.load()) return;
-  const Departure how{orderly, cause.code() == Code::kShutDown ? Code::kPeerLost : cause.code(), cause.Report()};
+  Departure how;
+  how.orderly = orderly;
+  how.relayed = !aborted_.load() && (cause.code() == Code::kPeerLost || cause.code() == Code::kTimeout);
+  how.code = cause.code() == Code::kShutDown ? Code::kPeerLost : cause.code();
+  how.cause = cause.Report();
   for (Peer& peer : world_->peers)
     if (peer.link != nullptr) peer.link->Leave(how);
   std::vector<std::shared_ptr<Operation>> pending = negotiator_->TakeAll();

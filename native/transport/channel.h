@@ -28,6 +28,7 @@ class Channel {
 // How a peer left.
 struct Departure {
   bool orderly = false;  // it said good-bye after an agreed shutdown
+  bool relayed = false;  // the cause is another rank's, and names it
   Code code = Code::kPeerLost;
   std::string cause;  // what it said, or what the kernel said
 };

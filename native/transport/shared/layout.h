@@ -27,6 +27,7 @@ struct ArenaHeader {
   alignas(kCacheLine) std::atomic<uint64_t> phase;  // steps of direct collectives that this rank has done
   alignas(kCacheLine) std::atomic<uint32_t> left;   // 1 when the story below is complete
   uint32_t orderly;
+  uint32_t relayed;
   uint32_t code;
   char cause[1024];
 };

@@ -65,6 +65,7 @@ bool ArenaLink::Left(Departure* how) {
   const ArenaHeader& header = peer_->header();
   if (header.left.load() != 0) {
     how->orderly = header.orderly != 0;
+    how->relayed = header.relayed != 0;
     how->code = static_cast<Code>(header.code);
     // The peer's memory is not trusted to end its string.
     how->cause.assign(header.cause, ::strnlen(header.cause, sizeof header.cause));
@@ -76,7 +77,8 @@ bool ArenaLink::Left(Departure* how) {
   if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return false;
   // Closed: it may have told why between the two looks.
   if (header.left.load() != 0) return Left(how);
-  *how = Departure{false, Code::kPeerLost, "its process ended"};
+  *how = Departure{};
+  how->cause = "its process ended";
   return true;
 }
 
@@ -84,6 +86,7 @@ void ArenaLink::Leave(const Departure& how) {
   ArenaHeader& header = own_->header();
   if (header.left.load() == 0) {
     header.orderly = how.orderly ? 1 : 0;
+    header.relayed = how.relayed ? 1 : 0;
     header.code = static_cast<uint32_t>(how.code);
     const size_t n = std::min(how.cause.size(), sizeof header.cause - 1);
     std::memcpy(header.cause, how.cause.data(), n);

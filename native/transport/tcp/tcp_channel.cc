@@ -56,22 +56,28 @@ bool TcpLink::Left(Departure* how) {
       break;
     }
     if (heard_.empty()) {
-      *how = Departure{false, Code::kPeerLost, n == 0 ? "its process ended or its host closed the connection" : std::strerror(errno)};
+      *how = Departure{};
+      how->cause = n == 0 ? "its process ended or its host closed the connection" : std::strerror(errno);
       return true;
     }
     break;
   }
   Reader reader(heard_);
   how->orderly = reader.Get<uint8_t>() != 0;
+  how->relayed = reader.Get<uint8_t>() != 0;
   how->code = static_cast<Code>(reader.Get<uint8_t>());
   how->cause = reader.GetString(kCauseLimit);
-  if (!reader.ok()) *how = Departure{false, Code::kPeerLost, "it left in the middle of a word"};
+  if (!reader.ok()) {
+    *how = Departure{};
+    how->cause = "it left in the middle of a word";
+  }
   return true;
 }
 
 void TcpLink::Leave(const Departure& how) {
   Writer writer;
   writer.Put<uint8_t>(how.orderly ? 1 : 0);
+  writer.Put<uint8_t>(how.relayed ? 1 : 0);
   writer.Put<uint8_t>(static_cast<uint8_t>(how.code));
   writer.PutString(how.cause.substr(0, kCauseLimit));
   // The socket has carried nothing so far, so its buffer takes the whole message; a dead peer needs none.
