@@ -126,10 +126,6 @@ class _Distributed(Optimizer):
         base = type(self).__mro__[2]
         return _rebuild, (base, self._exchange.settings), self.__getstate__()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._start(self._exchange.settings)
-
 
 def _step(step: Callable[..., Any], closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
     return step(closure, **kwargs) if closure is not None else step(**kwargs)
@@ -146,7 +142,7 @@ def _distributed_class(base: type[Optimizer]) -> type[_Distributed]:
 
 
 def _rebuild(base: type[Optimizer], settings: Settings) -> _Distributed:
-    # First half of copying and unpickling; __setstate__ brings the parameters. Hooks come with the next step.
+    # First half of copying and unpickling; __setstate__ brings the parameters. Hooks come with the first step.
     optimizer = object.__new__(_distributed_class(base))
     optimizer._start(settings)
     return optimizer
