@@ -86,12 +86,12 @@ class Communicator {
     bool armed = false;
     for (;;) {
       Step step;
-      SPARKVOD_TRY(Await(state, deadline.LeftMs(kSleepMs), attempt, &step));
+      SPARKVOD_TRY(Await(state, armed ? deadline.LeftMs(kSleepMs) : kFirstSleepMs, attempt, &step));
       if (step == Step::kDone) return {};
       if (step == Step::kMoved) {
         armed = false;
-        deadline = Deadline();
       } else if (!armed) {
+        // The clock is read only by those who sleep, so the deadline begins with the first sleep's end.
         armed = true;
         deadline = Deadline::After(timeout_);
       } else if (deadline.Passed()) {
@@ -108,6 +108,7 @@ class Communicator {
   uint64_t sleeps() const { return sleeps_; }
 
  private:
+  static constexpr int kFirstSleepMs = 100;
   static constexpr int kSleepMs = 1000;    // longest sleep between two looks at the deadline
   static constexpr int kSpinsPerLook = 16;  // so that spinning leaves the peer's cache lines alone for a while
 
