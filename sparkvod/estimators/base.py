@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.ml import Estimator
 
 from sparkvod import log
-from sparkvod.data import PreparedData, Store, open_prepared, prepare, schema
-from sparkvod.errors import DataError, SparkvodError
+from sparkvod.data import Column, PreparedData, Store, open_prepared, prepare, release, request
+from sparkvod.errors import SparkvodError
 from sparkvod.estimators import checkpoint
 from sparkvod.estimators.columns import Input, Label, as_dict
 from sparkvod.estimators.model import ModelBase
@@ -139,25 +139,28 @@ class EstimatorBase(TableParams, Saved, Estimator):
         timings, began = Timings(), time.perf_counter()
         with timings.phase("preparing"):
             launcher, payload = self._begin(dataset.sparkSession)
-            self._check_columns(dataset)
-            features, labels = self._early_columns(dataset)
-            if all(-1 not in column.shape for column in features + labels):
-                self._plan(payload, features, labels)
+            asked: dict[str, Any] = {
+                "label_cols": self.value("label_cols"),
+                "feature_cols": self._feature_cols(dataset.columns),
+                "sample_weight_col": self.value("sample_weight_col"),
+                "validation": self.value("validation"),
+                "seed": self.value("random_seed") or 0,
+            }
+            self._check_early(dataset, payload, asked)
             store = self._store(dataset.sparkSession)
             store.check_writable()
             data = prepare(
                 dataset,
                 store,
-                label_cols=self.value("label_cols"),
-                feature_cols=self._feature_cols(dataset.columns),
-                sample_weight_col=self.value("sample_weight_col"),
-                validation=self.value("validation"),
                 num_proc=launcher.num_processes(),
                 partitions_per_process=self.value("partitions_per_process"),
-                seed=self.value("random_seed") or 0,
                 verbose=self.value("verbose"),
+                **asked,
             )
-        return self._train(launcher, payload, store, data, self._feature_cols(dataset.columns), timings, began)
+        try:
+            return self._train(launcher, payload, store, data, asked["feature_cols"], timings, began)
+        finally:
+            release(data)
 
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
         """Fits to data that already lie in the store's training and validation directories, as Parquet files.
@@ -302,30 +305,17 @@ class EstimatorBase(TableParams, Saved, Estimator):
         others = {*self.value("label_cols"), self.value("sample_weight_col"), self.value("validation")}
         return [name for name in columns if name not in others]
 
-    def _check_columns(self, dataset: DataFrame) -> None:
-        wanted = [*self._feature_cols(dataset.columns), *self.value("label_cols")]
-        wanted += [
-            name for name in (self.value("sample_weight_col"), self.value("validation")) if isinstance(name, str)
-        ]
-        missing = [name for name in wanted if name not in dataset.columns]
-        if missing:
-            raise DataError(
-                f"columns {', '.join(missing)} were named and are not in the DataFrame; it has "
-                f"{', '.join(dataset.columns)}"
-            )
-
-    def _early_columns(self, dataset: DataFrame) -> tuple[list[schema.Column], list[schema.Column]]:
-        """Returns features and labels as far as the DataFrame's schema tells; widths that it does not tell are -1."""
-        names = self._feature_cols(dataset.columns)
+    def _check_early(self, dataset: DataFrame, payload: bytes, asked: dict[str, Any]) -> None:
+        """Checks columns, and model against columns if the schema tells all widths; else that waits for the data."""
+        known = {column.name: column for column in request.check(dataset, **asked).columns}
+        names = asked["feature_cols"]
         shapes = self.value("input_shapes") or []
-        features = [_column(dataset, name) for name in names]
-        if len(shapes) == len(features):
-            widths = [-1 if shape is None else abs(math.prod(shape)) for shape in shapes]
-            features = [
-                column.with_width(width) if -1 in column.shape else column
-                for column, width in zip(features, widths, strict=True)
-            ]
-        return features, [_column(dataset, name) for name in self.value("label_cols")]
+        if len(shapes) != len(names):
+            shapes = [None] * len(names)
+        features = [_with_width(dataset, known[name], shape) for name, shape in zip(names, shapes, strict=True)]
+        labels = [_with_width(dataset, known[name], None) for name in asked["label_cols"]]
+        if all(-1 not in column.shape for column in features + labels):
+            self._plan(payload, features, labels)
 
     # ---- store ----------------------------------------------------------------------------------------------------
 
@@ -362,11 +352,14 @@ def _is_on_this_host(spark: Any) -> bool:
     return client is None or getattr(client, "host", "") in ("localhost", "127.0.0.1", "[::1]")
 
 
-def _column(dataset: DataFrame, name: str) -> schema.Column:
-    field = dataset.schema[name]
-    column = schema.from_spark(name, field.dataType.json(), field.dataType.simpleString())
-    width = (field.metadata or {}).get("ml_attr", {}).get("num_attrs")  # written by VectorAssembler and its like
-    return column.with_width(int(width)) if -1 in column.shape and width else column
+def _with_width(dataset: DataFrame, column: Column, shape: Sequence[int] | None) -> Column:
+    """Returns the column with its width, if it needs one, and an input shape or the writer of its metadata tells it."""
+    if -1 not in column.shape:
+        return column
+    width = (dataset.schema[column.name].metadata or {}).get("ml_attr", {}).get("num_attrs")  # VectorAssembler's
+    if width is None and shape is not None:
+        width = abs(math.prod(shape))
+    return column.with_width(int(width)) if width else column
 
 
 def _run(launcher: Any, task: TrainTask, listener: Any) -> list[TrainResult]:

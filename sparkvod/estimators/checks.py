@@ -32,7 +32,7 @@ def integer(minimum: int) -> Check:
             raise TypeError(f"a whole number of at least {minimum} was expected")
         if value < minimum:
             raise ValueError(f"a whole number of at least {minimum} was expected")
-        return int(value)
+        return int(float(value)) if not isinstance(value, int) else value
 
     return check
 

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from sparkvod.estimators import table
 from sparkvod.estimators.columns import Input
 from sparkvod.estimators.model import ModelBase
-from sparkvod.estimators.predictor import Output, Predict, Predictor
-
-
-class TorchPredictor(Predictor):
-    """A PyTorch module as it travels."""
-
-    def load(self, content: bytes) -> Predict:
-        """Returns the function; the module predicts in evaluation mode, without gradients, on one core."""
-        import torch
-
-        from sparkvod.estimators.torch import model_io, packing
-
-        torch.set_num_threads(1)  # Spark runs as many workers as there are cores for tasks
-        model = packing.load_model(content).eval()
-
-        def predict(columns: Mapping[str, np.ndarray], rows: int) -> Sequence[np.ndarray]:
-            with torch.no_grad():
-                found = model_io.outputs(model(*model_io.inputs(self.inputs, columns, rows)))
-            return [output.numpy() for output in found]
-
-        return predict
+from sparkvod.estimators.predictor import Output, Predictor
+from sparkvod.estimators.torch.predictor import TorchPredictor
 
 
 class TorchModel(ModelBase, table=table.of(table.MODEL, "torch")):
