@@ -80,22 +80,15 @@ def main(descriptor: int, parent: int) -> None:
 
 def _run(line: _Line, task: dict[str, Any], function: bytes) -> tuple[int, bytes]:
     from sparkvod.launch import context
+    from sparkvod.launch._pickle import dump_result
     from sparkvod.launch.failure import Failure
     from sparkvod.observe import mailbox
 
     rank, size, host = int(task["rank"]), int(task["size"]), str(task["host"])
     try:
-        import cloudpickle
-
         with mailbox.use(line), context.use(context.WorldContext(rank, size, line.allgather)):
             fn, args, kwargs = pickle.loads(function)
             result = fn(*args, **kwargs)
-        try:
-            return _frames.RESULT, cloudpickle.dumps(result)
-        except Exception as e:
-            raise TypeError(
-                f"the result of rank {rank}, of type {type(result).__name__}, cannot be pickled ({e}); "
-                "return something that can"
-            ) from e
+        return _frames.RESULT, dump_result(result, rank)
     except BaseException as e:  # SystemExit and KeyboardInterrupt too: the caller must learn that there is no result
         return _frames.FAILURE, Failure.capture(e, rank, host).to_json().encode()

@@ -235,8 +235,10 @@ class Job:
 
 
 def _task_function(task: _spark_worker.Task, paths: list[str], name: str) -> Callable[..., Any]:
-    """Returns what Spark maps. It is pickled by value and holds plain data only, so that it can be read, and widen
-    ``sys.path``, before sparkvod can be imported.
+    """Returns what Spark maps.
+
+    It is pickled by value and holds plain data only, so that it can be read, and widen ``sys.path``, before sparkvod
+    can be imported.
     """
     told = {field.name: getattr(task, field.name) for field in fields(task)}
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import pickle
 import re
 import socket
@@ -17,12 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from sparkvod import config
 from sparkvod.errors import WorkerError
 from sparkvod.launch import context
 from sparkvod.launch._file_gather import FileGather, is_private
+from sparkvod.launch._pickle import dump_result
 from sparkvod.launch.failure import Failure
 from sparkvod.launch.output import captured
 from sparkvod.observe import mailbox
@@ -120,7 +118,7 @@ def _run(task: Task, spark: BarrierTaskContext, order: list[int], rank: int, siz
             with context.use(context.WorldContext(rank, size, gather)):
                 fn, args, kwargs = pickle.loads(task.function)
                 result = fn(*args, **kwargs)
-            data = _pickled(result, rank)
+            data = dump_result(result, rank)
         poster.post("ended")
         return data
     except BaseException as e:  # SystemExit and KeyboardInterrupt too: Spark would take them for its own end
@@ -146,16 +144,6 @@ def _to_spark(error: BaseException, failure: Failure, told: bool) -> TaskFailedE
 def _barrier_gather(spark: BarrierTaskContext, order: list[int], data: bytes) -> list[bytes]:
     by_partition = spark.allGather(base64.b64encode(data).decode())
     return [base64.b64decode(by_partition[partition]) for partition in order]
-
-
-def _pickled(result: Any, rank: int) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(result))
-    except Exception as e:
-        raise TypeError(
-            f"the result of rank {rank}, of type {type(result).__name__}, cannot be pickled ({e}); "
-            "return something that can"
-        ) from e
 
 
 def _chunks(rank: int, data: bytes) -> Iterator[pa.RecordBatch]:

@@ -109,7 +109,9 @@ def _secret(env: Mapping[str, str]) -> bytes | None:
             f"expected; run: chmod 600 {path}"
         )
     if not 16 <= len(secret) <= 4096:
-        raise LaunchError(f"SPARKVOD_SECRET_FILE={path} holds {len(secret)} bytes, 16 to 4096 random ones were expected")
+        raise LaunchError(
+            f"SPARKVOD_SECRET_FILE={path} holds {len(secret)} bytes, 16 to 4096 random ones were expected"
+        )
     return secret
 
 

@@ -122,7 +122,9 @@ def _format(error: BaseException) -> str:
 
 def _cut(text: str) -> str:
     half = _TEXT_LIMIT // 2
-    return text if len(text) <= _TEXT_LIMIT else f"{text[:half]}\n... {len(text) - 2 * half} characters ...\n{text[-half:]}"
+    if len(text) <= _TEXT_LIMIT:
+        return text
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters ...\n{text[-half:]}"
 
 
 def _pickle(error: BaseException, limit: int) -> bytes:

@@ -63,9 +63,11 @@ class LineTee(io.TextIOBase):
         self._lock = threading.Lock()
 
     def writable(self) -> bool:
+        """Returns True."""
         return True
 
     def write(self, text: str) -> int:
+        """Takes text; lines that it completes are handed on."""
         if self._ended or self._copy or getattr(self._busy, "now", False):
             self._original.write(text)
         if not self._ended and not getattr(self._busy, "now", False):
@@ -77,12 +79,15 @@ class LineTee(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
+        """Flushes the original; a line that is not complete waits for its end."""
         self._original.flush()
 
     def fileno(self) -> int:
+        """Returns the original's descriptor: what is written there is not seen here."""
         return int(self._original.fileno())
 
     def isatty(self) -> bool:
+        """Returns False."""
         return False
 
     @property

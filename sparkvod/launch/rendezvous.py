@@ -164,9 +164,10 @@ class Rendezvous:
 
     def _give_up(self, arrived: dict[int, _Guest]) -> None:
         missing = [r for r in range(1, self.size) if r not in arrived]
+        names = f"rank{'s' * (len(missing) > 1)} {','.join(map(str, missing))}"
         problem = (
-            f"rank{'s' * (len(missing) > 1)} {','.join(map(str, missing))} of {self.size} had not come to the rendezvous "
-            f"{self.address[0]}:{self.address[1]} after {self.timeout:g} s; start them, or raise SPARKVOD_START_TIMEOUT"
+            f"{names} of {self.size} had not come to the rendezvous {self.address[0]}:{self.address[1]} after "
+            f"{self.timeout:g} s; start them, or raise SPARKVOD_START_TIMEOUT"
         )
         for guest in arrived.values():
             guest.answer(_STATUS_ERROR, problem.encode(), time.monotonic() + 1)

@@ -15,11 +15,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
-import cloudpickle
-
 from sparkvod import config, log
 from sparkvod.errors import LaunchError
 from sparkvod.launch import _spark_slots, _spark_worker
+from sparkvod.launch._pickle import dump_call
 from sparkvod.launch._spark_job import Job
 from sparkvod.launch.launcher import EventHandler, Launcher
 from sparkvod.launch.output import LinePrinter
@@ -87,13 +86,7 @@ def run(
     conf = _spark_slots.conf_of(spark)
     num_proc = _spark_slots.check(conf, num_proc)
     timeout = config.get("spark_start_timeout") if start_timeout is None else float(start_timeout)
-    try:
-        function = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
-    except Exception as e:
-        raise TypeError(
-            f"the function or its arguments cannot be pickled ({e}), and so not be sent to Spark's workers; sessions, "
-            "DataFrames, open files and locks must not be captured: make them inside the function"
-        ) from e
+    function = dump_call(fn, args, kwargs)
     local = _spark_slots.is_local(conf) and _same_host(spark)
     with _MailboxFolder(mailbox, mailbox_options, local) as folder:
         listens = verbose > 0 or on_event is not None or stdout is not None or stderr is not None
