@@ -137,7 +137,7 @@ class Splitter:
         if self._plan.split is not None:
             array = batch.column(batch.schema.names.index(self._plan.split))
             checks.note(self._plan.split, "nulls", array.null_count)
-            return np.asarray(array.fill_null(0).to_numpy(zero_copy_only=False)) > 0
+            return np.asarray(array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)) > 0
         if not self._plan.fraction:
             return None
         self._seen += batch.num_rows
