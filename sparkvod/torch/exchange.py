@@ -184,6 +184,7 @@ class GradientExchange:
         Raises:
             HorovodInternalError: an allreduce failed; the gradients are then undefined.
         """
+        self._refuse_anothers_gradients()
         gradients = self.attach()
         if gradients is None:
             return
@@ -192,6 +193,28 @@ class GradientExchange:
             gradients.reduce()
         finally:
             self.new_step()
+
+    def _refuse_anothers_gradients(self) -> None:
+        # Only after another optimizer took the parameters can gradients be in its hands.
+        optimizer = self._optimizer()
+        if self._generation == basics.generation() or optimizer is None:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                reference = _owners.get(parameter)
+                owner = reference() if reference is not None else None
+                if owner is not None and owner is not self and owner.begun:
+                    raise RuntimeError(
+                        "step() found gradients that another DistributedOptimizer over the same parameters is reducing, "
+                        "it was expected to have them itself; call zero_grad() of the optimizer that will make the step "
+                        "before backward()"
+                    )
+
+    def prepare(self) -> None:
+        """Takes the parameters, if there is a world, so that the next backward pass is this optimizer's."""
+        if basics.is_initialized():
+            self.attach()
+        self.new_step()
 
     def new_step(self) -> None:
         """Begins to count backward passes anew."""

@@ -136,11 +136,13 @@ def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    # load_state_dict casts floating-point state to its parameter's dtype; the root may hold it in another one.
+    # load_state_dict casts floating-point state to its parameter's dtype, and rebuilds what it can iterate over.
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
         for key, sent in state["state"].get(number, {}).items():
             loaded = optimizer.state[parameter][key]
-            if isinstance(sent, torch.Tensor) and loaded.dtype != sent.dtype:
+            if not isinstance(sent, torch.Tensor):
+                optimizer.state[parameter][key] = sent
+            elif loaded.dtype != sent.dtype:
                 optimizer.state[parameter][key] = sent.to(loaded.device)

@@ -113,7 +113,7 @@ class _Distributed(Optimizer):
                 "zero_grad() was called between backward() and step() or synchronize(), while gradients are being "
                 "reduced; call it after step() or before backward()"
             )
-        self._exchange.new_step()
+        self._exchange.prepare()
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
