@@ -11,6 +11,9 @@ namespace {
 constexpr int kInterruptMs = 200;
 // An agreed end must not wait for a rank that is stopped or gone.
 constexpr double kShutdownSeconds = 5;
+// After a caller has driven, the background thread looks this often, for this long, before it sleeps until it is rung.
+constexpr int kPatrolMs = 1;
+constexpr int64_t kPatrolForNs = 20000000;
 
 }  // namespace
 
@@ -198,19 +201,39 @@ bool Engine::TakeToken() {
   return true;
 }
 
-void Engine::ReleaseToken() {
+void Engine::LeaveToBackground() {
   if (!stopped_.load()) {
-    world_->arena->header().sleeper.store(kIdle);
-    // What came in since the driver's last look, or while TCP sockets were silent for the background thread, is its.
-    if (HasWork() || world_->idle.any_fired()) world_->idle.Ring();
+    std::atomic<uint32_t>& sleeper = world_->arena->header().sleeper;
+    if (HasOwnWork() || negotiator_->pending()) {
+      sleeper.store(kIdle);
+      // What came in since the driver's last look, or while TCP sockets were silent for the background thread, is its.
+      if (HasWork() || world_->idle.any_fired()) world_->idle.Ring();
+    } else {
+      // Nothing of this rank waits, so joining a peer's cycle now would not bring anybody on: no collective ends without
+      // what this rank has yet to submit. The caller is likely to be back first; if not, the patrol joins.
+      sleeper.store(kAwake);
+      patrol_until_ns_ = NowNs() + kPatrolForNs;
+      if (!patrolling_) {
+        patrolling_ = true;
+        world_->idle.Ring();
+      }
+    }
   }
+  ReleaseToken();
+}
+
+void Engine::ReleaseToken() {
   driving_ = false;
   if (waiters_ > 0) cv_.notify_all();
 }
 
+bool Engine::HasOwnWork() const {
+  return queued_.load() > 0 || again_ || aborted_.load() || (want_shutdown_.load() && !shutdown_said_);
+}
+
 bool Engine::HasWork() {
   if (stopped_.load()) return false;
-  if (queued_.load() > 0 || again_ || aborted_.load() || (want_shutdown_.load() && !shutdown_said_)) return true;
+  if (HasOwnWork()) return true;
   bool began = false;
   // A broken channel is work too: the cycle will meet the error and end the engine.
   return !negotiator_->PeerBegan(&began).ok() || began;
@@ -405,7 +428,7 @@ void Engine::WaitUntil(Until until, const Deadline& deadline, const Interrupted&
       lock.unlock();
       DriveUntil(until, deadline, interrupted);
       lock.lock();
-      ReleaseToken();
+      LeaveToBackground();
       continue;
     }
     ++waiters_;
@@ -434,12 +457,17 @@ void Engine::Background() {
       continue;
     }
     int timeout = -1;
-    if (!driving_) {
-      // Announce, look once more, sleep: what comes after the announcement rings.
-      world_->arena->header().sleeper.store(kIdle);
-      if (HasWork()) continue;
-      world_->idle.Rearm();
-      timeout = StallCheckMs();
+    if (patrolling_ && NowNs() < patrol_until_ns_ && (driving_ || !negotiator_->pending())) {
+      timeout = kPatrolMs;
+    } else {
+      patrolling_ = false;
+      if (!driving_) {
+        // Announce, look once more, sleep: what comes after the announcement rings.
+        world_->arena->header().sleeper.store(kIdle);
+        if (HasWork()) continue;
+        world_->idle.Rearm();
+        timeout = StallCheckMs();
+      }
     }
     lock.unlock();
     const bool news = world_->idle.Sleep(timeout);
@@ -447,6 +475,7 @@ void Engine::Background() {
     rung_ = false;
     ++stats_.idle_wakes;
     if (state_ != State::kRunning || driving_) continue;
+    if (patrolling_ && !news && !HasWork()) continue;
     TakeToken();
     lock.unlock();
     if (Result departed = comm_->CheckPeers(news); !departed.ok() && !HasWork()) Stop(departed, false);

@@ -65,7 +65,8 @@ class Engine {
   explicit Engine(const Config& config) : config_(config) {}
 
   // With the driver token:
-  bool HasWork();
+  bool HasOwnWork() const;  // this rank has something to say
+  bool HasWork();           // or a peer has begun a cycle
   void RunCycle();
   Result Execute(const std::vector<Agreed>& agreed);
   Result ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agreed);
@@ -83,6 +84,8 @@ class Engine {
   // With mu_ held:
   bool TakeToken();
   void ReleaseToken();
+  // A caller stops driving: sees to it that the background thread notices what comes.
+  void LeaveToBackground();
 
   void Background();
   // Drives, or waits for who drives, until `until`, the deadline, an interrupt, or the end of the engine.
@@ -103,6 +106,8 @@ class Engine {
   State state_ = State::kNew;
   bool driving_ = false;  // somebody holds the driver token
   bool rung_ = false;     // the background thread was rung and has not looked yet
+  bool patrolling_ = false;      // the background thread looks by itself now and then, nobody need ring it
+  int64_t patrol_until_ns_ = 0;  // and does so until then
   int waiters_ = 0;
   int64_t next_handle_ = 1;
   std::unordered_map<int64_t, std::shared_ptr<Operation>> handles_;
