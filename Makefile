@@ -18,6 +18,9 @@ ARGS ?=
 
 # Spark otherwise looks for an address of this host's name, which a laptop or container often cannot resolve.
 export SPARK_LOCAL_IP ?= 127.0.0.1
+# Spark's workers otherwise run the first python3 of PATH.
+export PYSPARK_PYTHON := $(abspath $(BIN))/python
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
 native_sources := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 cpp_files := $(shell find native tests/native -name '*.cc' -o -name '*.h' 2>/dev/null)
