@@ -1,7 +1,8 @@
 // Who executes a collective once the ranks have agreed on it.
 //
-// A backend is given calls in the same order on every rank, one at a time, by the holder of the driver token, and blocks
-// until the call is done. What it cannot do it denies in Supports; it is never asked for that.
+// A backend is given calls in the same order on every rank, one at a time, by the holder of the
+// driver token, and blocks until the call is done. What it cannot do it denies in Supports; it is
+// never asked for that.
 #pragma once
 
 #include <cstdint>
@@ -41,12 +42,14 @@ class Backend {
   virtual const char* name() const = 0;
   virtual bool Supports(Collective collective, DType dtype) const = 0;
   virtual Result Allreduce(const AllreduceCall& call, Carrier* carrier) = 0;
-  // data: all blocks, the own one filled in; offsets: where each rank's block begins, and the end (bytes).
+  // data: all blocks, the own one filled in; offsets: where each rank's block begins, and the end
+  // (bytes).
   virtual Result Allgather(char* data, const std::vector<size_t>& offsets, Carrier* carrier) = 0;
   virtual Result Broadcast(void* data, size_t bytes, int root, Carrier* carrier) = 0;
 };
 
 // Makes the backend of that name; an unknown name yields an error that lists the valid ones.
-Result MakeBackend(const std::string& name, Communicator* comm, const Config& config, std::unique_ptr<Backend>* out);
+Result MakeBackend(const std::string& name, Communicator* comm, const Config& config,
+                   std::unique_ptr<Backend>* out);
 
 }  // namespace sparkvod

@@ -16,11 +16,13 @@ constexpr Entry kBackends[] = {
 }  // namespace
 
 const char* NameOf(Collective collective) {
-  constexpr const char* kNames[kCollectiveCount] = {"allreduce", "allgather", "broadcast", "barrier"};
+  constexpr const char* kNames[kCollectiveCount] = {"allreduce", "allgather", "broadcast",
+                                                    "barrier"};
   return kNames[static_cast<int>(collective)];
 }
 
-Result MakeBackend(const std::string& name, Communicator* comm, const Config& config, std::unique_ptr<Backend>* out) {
+Result MakeBackend(const std::string& name, Communicator* comm, const Config& config,
+                   std::unique_ptr<Backend>* out) {
   std::string known;
   for (const Entry& entry : kBackends) {
     if (name == entry.name) {
@@ -29,7 +31,8 @@ Result MakeBackend(const std::string& name, Communicator* comm, const Config& co
     }
     known += (known.empty() ? "" : ", ") + std::string(entry.name);
   }
-  return Result::Fail(Code::kInvalid, "backend '" + name + "' was asked for, one of " + known + " was expected");
+  return Result::Fail(Code::kInvalid,
+                      "backend '" + name + "' was asked for, one of " + known + " was expected");
 }
 
 }  // namespace sparkvod

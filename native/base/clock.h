@@ -23,7 +23,8 @@ class Deadline {
     return d;
   }
   bool Passed() const { return at_ns_ != kNever && NowNs() >= at_ns_; }
-  // Milliseconds left, rounded up, at most `most`; -1 (epoll's "for ever") when it never comes and most < 0.
+  // Milliseconds left, rounded up, at most `most`; -1 (epoll's "for ever") when it never comes and
+  // most < 0.
   int LeftMs(int most = -1) const {
     if (at_ns_ == kNever) return most;
     const int64_t left = (at_ns_ - NowNs() + 999999) / 1000000;

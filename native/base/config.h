@@ -1,4 +1,5 @@
-// The engine's knobs. Defaults live in sparkvod/config.py alone; C++ tests fill the struct themselves.
+// The engine's knobs. Defaults live in sparkvod/config.py alone; C++ tests fill the struct
+// themselves.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +9,12 @@ namespace sparkvod {
 
 struct Config {
   std::string log_level = "warning";
-  std::string transport = "auto";  // auto | shm | tcp
-  std::string address;             // where to listen; empty: all interfaces
-  std::string port_range;          // "first-last"; empty: any free port
-  std::string host_id;             // identity of the host; empty: found from the kernel
-  double start_timeout = 120;      // s
-  double collective_timeout = 600;  // s; 0: for ever
+  std::string transport = "auto";       // auto | shm | tcp
+  std::string address;                  // where to listen; empty: all interfaces
+  std::string port_range;               // "first-last"; empty: any free port
+  std::string host_id;                  // identity of the host; empty: found from the kernel
+  double start_timeout = 120;           // s
+  double collective_timeout = 600;      // s; 0: for ever
   int64_t fusion_threshold = 64 << 20;  // bytes
   int64_t cache_capacity = 1024;        // entries
   int64_t spin_us = 50;                 // us

@@ -12,8 +12,8 @@ class Logger {
  public:
   Logger() = default;
   Logger(const std::string& level, std::string who) : who_(std::move(who)) {
-    level_ = level == "debug"  ? LogLevel::kDebug
-             : level == "info" ? LogLevel::kInfo
+    level_ = level == "debug"   ? LogLevel::kDebug
+             : level == "info"  ? LogLevel::kInfo
              : level == "error" ? LogLevel::kError
                                 : LogLevel::kWarning;
   }
@@ -22,7 +22,8 @@ class Logger {
 
  private:
   void Write(LogLevel level, const char* name, const std::string& text) const {
-    if (level >= level_) std::fprintf(stderr, "%s sparkvod.engine[%s]: %s\n", name, who_.c_str(), text.c_str());
+    if (level >= level_)
+      std::fprintf(stderr, "%s sparkvod.engine[%s]: %s\n", name, who_.c_str(), text.c_str());
   }
   LogLevel level_ = LogLevel::kWarning;
   std::string who_;

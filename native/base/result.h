@@ -58,7 +58,7 @@ class [[nodiscard]] Result {
 }  // namespace sparkvod
 
 // Returns from the enclosing function with the error of `expression`, if there is one.
-#define SPARKVOD_TRY(expression)                                 \
-  do {                                                           \
+#define SPARKVOD_TRY(expression)                                                           \
+  do {                                                                                     \
     if (::sparkvod::Result try_result = (expression); !try_result.ok()) return try_result; \
   } while (false)

@@ -1,5 +1,5 @@
-// Fixed-width little-endian encoding with bounds checks. A Reader that meets the end, or a length over its limit,
-// turns bad and yields zeros; callers check ok() once at the end.
+// Fixed-width little-endian encoding with bounds checks. A Reader that meets the end, or a length
+// over its limit, turns bad and yields zeros; callers check ok() once at the end.
 #pragma once
 
 #include <cstdint>

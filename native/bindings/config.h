@@ -30,7 +30,8 @@ inline Config ConfigFrom(const pybind11::dict& dict) {
   take("staging_bytes", &config.staging_bytes);
   take("arena_bytes", &config.arena_bytes);
   if (!left.empty())
-    throw py::value_error("the engine knows no knob of these names: " + py::str(left.attr("keys")()).cast<std::string>());
+    throw py::value_error("the engine knows no knob of these names: " +
+                          py::str(left.attr("keys")()).cast<std::string>());
   return config;
 }
 

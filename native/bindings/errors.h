@@ -14,13 +14,26 @@ inline void Throw(const Result& result) {
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();
   const char* name = nullptr;
   switch (result.code()) {
-    case Code::kOk: return;
-    case Code::kInvalid: PyErr_SetString(PyExc_ValueError, result.Report().c_str()); throw py::error_already_set();
-    case Code::kMismatch: name = "MismatchError"; break;
-    case Code::kPeerLost: name = "PeerLostError"; break;
-    case Code::kTimeout: name = "CollectiveTimeoutError"; break;
-    case Code::kShutDown: name = "ShutDownError"; break;
-    case Code::kSystem: name = "HorovodInternalError"; break;
+    case Code::kOk:
+      return;
+    case Code::kInvalid:
+      PyErr_SetString(PyExc_ValueError, result.Report().c_str());
+      throw py::error_already_set();
+    case Code::kMismatch:
+      name = "MismatchError";
+      break;
+    case Code::kPeerLost:
+      name = "PeerLostError";
+      break;
+    case Code::kTimeout:
+      name = "CollectiveTimeoutError";
+      break;
+    case Code::kShutDown:
+      name = "ShutDownError";
+      break;
+    case Code::kSystem:
+      name = "HorovodInternalError";
+      break;
   }
   const py::object type = py::module_::import("sparkvod.errors").attr(name);
   PyErr_SetString(type.ptr(), result.Report().c_str());

@@ -1,4 +1,5 @@
-// sparkvod._native: converts and throws, no logic. The documentation of the calls is in sparkvod/_native.pyi.
+// sparkvod._native: converts and throws, no logic. The documentation of the calls is in
+// sparkvod/_native.pyi.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -39,21 +40,25 @@ DType DTypeFrom(int code) {
 
 ReduceOp OpFrom(int code) {
   if (!IsReduceOp(code))
-    throw py::value_error("reduce operation " + std::to_string(code) + " was found, 0 (Average) or 1 (Sum) was expected");
+    throw py::value_error("reduce operation " + std::to_string(code) +
+                          " was found, 0 (Average) or 1 (Sum) was expected");
   return static_cast<ReduceOp>(code);
 }
 
-void Add(Request* request, std::vector<Part>* parts, uintptr_t input, uintptr_t output, int64_t count, int dtype,
-         Shape shape) {
-  if (count < 0) throw py::value_error("a count of " + std::to_string(count) + " elements is negative");
+void Add(Request* request, std::vector<Part>* parts, uintptr_t input, uintptr_t output,
+         int64_t count, int dtype, Shape shape) {
+  if (count < 0)
+    throw py::value_error("a count of " + std::to_string(count) + " elements is negative");
   Entry entry;
   entry.dtype = DTypeFrom(dtype);
   entry.shape = shape.empty() ? Shape{count} : std::move(shape);
   if (entry.count() != count && request->collective != Collective::kAllgather)
-    throw py::value_error("the shape of '" + request->name + "' has " + std::to_string(entry.count()) +
-                          " elements, its count says " + std::to_string(count));
+    throw py::value_error("the shape of '" + request->name + "' has " +
+                          std::to_string(entry.count()) + " elements, its count says " +
+                          std::to_string(count));
   request->entries.push_back(std::move(entry));
-  parts->push_back({reinterpret_cast<const void*>(input), reinterpret_cast<void*>(output), static_cast<size_t>(count)});
+  parts->push_back({reinterpret_cast<const void*>(input), reinterpret_cast<void*>(output),
+                    static_cast<size_t>(count)});
 }
 
 int64_t Submit(Engine& engine, Request request, std::vector<Part> parts, bool wake) {
@@ -69,8 +74,8 @@ Request Named(std::string name, Collective collective) {
   return request;
 }
 
-int64_t GroupedAllreduce(Engine& engine, std::string name, std::vector<PyEntry> entries, int op, double prescale,
-                         double postscale, bool wake) {
+int64_t GroupedAllreduce(Engine& engine, std::string name, std::vector<PyEntry> entries, int op,
+                         double prescale, double postscale, bool wake) {
   Request request = Named(std::move(name), Collective::kAllreduce);
   request.op = OpFrom(op);
   request.prescale = prescale;
@@ -86,10 +91,12 @@ py::dict StatsDict(Engine& engine) {
   py::dict collectives;
   for (const auto& [key, carried] : stats.collectives)
     collectives[key.c_str()] =
-        py::dict(py::arg("calls") = carried.calls, py::arg("tensors") = carried.tensors, py::arg("bytes") = carried.bytes);
+        py::dict(py::arg("calls") = carried.calls, py::arg("tensors") = carried.tensors,
+                 py::arg("bytes") = carried.bytes);
   return py::dict(py::arg("collectives") = collectives, py::arg("cycles") = stats.cycles,
-                  py::arg("cache_hits") = stats.cache_hits, py::arg("cache_misses") = stats.cache_misses,
-                  py::arg("sleeps") = stats.sleeps, py::arg("idle_wakes") = stats.idle_wakes,
+                  py::arg("cache_hits") = stats.cache_hits,
+                  py::arg("cache_misses") = stats.cache_misses, py::arg("sleeps") = stats.sleeps,
+                  py::arg("idle_wakes") = stats.idle_wakes,
                   py::arg("kernels") = NameOf(BestKernels().isa));
 }
 
@@ -112,7 +119,8 @@ using EngineHolder = std::unique_ptr<Engine, ReleasingDeleter>;
 
 PYBIND11_MODULE(_native, m) {
   py::class_<Memory, std::shared_ptr<Memory>>(m, "Memory", py::buffer_protocol())
-      .def_property_readonly("address", [](const Memory& self) { return reinterpret_cast<uintptr_t>(self.data()); })
+      .def_property_readonly(
+          "address", [](const Memory& self) { return reinterpret_cast<uintptr_t>(self.data()); })
       .def_property_readonly("nbytes", &Memory::bytes)
       .def_buffer([](Memory& self) {
         return py::buffer_info(self.data(), 1, py::format_descriptor<uint8_t>::format(),
@@ -120,105 +128,131 @@ PYBIND11_MODULE(_native, m) {
       });
 
   py::class_<Engine, EngineHolder>(m, "Engine")
-      .def(py::init([](const py::dict& config) { return EngineHolder(MakeEngine(config).release()); }), py::arg("config"))
+      .def(py::init(
+               [](const py::dict& config) { return EngineHolder(MakeEngine(config).release()); }),
+           py::arg("config"))
       .def("listen",
            [](Engine& self) {
              std::string endpoint;
              ThrowIfFailed(self.Listen(&endpoint));
              return py::bytes(endpoint);
            })
-      .def("connect",
-           [](Engine& self, int rank, const std::vector<py::bytes>& endpoints, const py::bytes& secret) {
-             const std::vector<std::string> copies(endpoints.begin(), endpoints.end());
-             const std::string key = secret;
-             ThrowIfFailed(WithoutGil([&] { return self.Connect(rank, copies, key, SignalPending); }));
-           },
-           py::arg("rank"), py::arg("endpoints"), py::arg("secret"))
+      .def(
+          "connect",
+          [](Engine& self, int rank, const std::vector<py::bytes>& endpoints,
+             const py::bytes& secret) {
+            const std::vector<std::string> copies(endpoints.begin(), endpoints.end());
+            const std::string key = secret;
+            ThrowIfFailed(
+                WithoutGil([&] { return self.Connect(rank, copies, key, SignalPending); }));
+          },
+          py::arg("rank"), py::arg("endpoints"), py::arg("secret"))
       .def_property_readonly("rank", [](const Engine& self) { return self.topology().rank; })
       .def_property_readonly("size", [](const Engine& self) { return self.topology().size; })
-      .def_property_readonly("local_rank", [](const Engine& self) { return self.topology().local_rank; })
-      .def_property_readonly("local_size", [](const Engine& self) { return self.topology().local_size; })
-      .def_property_readonly("cross_rank", [](const Engine& self) { return self.topology().cross_rank; })
-      .def_property_readonly("cross_size", [](const Engine& self) { return self.topology().cross_size; })
-      .def_property_readonly("is_homogeneous", [](const Engine& self) { return self.topology().homogeneous; })
+      .def_property_readonly("local_rank",
+                             [](const Engine& self) { return self.topology().local_rank; })
+      .def_property_readonly("local_size",
+                             [](const Engine& self) { return self.topology().local_size; })
+      .def_property_readonly("cross_rank",
+                             [](const Engine& self) { return self.topology().cross_rank; })
+      .def_property_readonly("cross_size",
+                             [](const Engine& self) { return self.topology().cross_size; })
+      .def_property_readonly("is_homogeneous",
+                             [](const Engine& self) { return self.topology().homogeneous; })
       .def_property_readonly("hosts", [](const Engine& self) { return self.topology().hosts; })
-      .def("allocate",
-           [](Engine& self, size_t nbytes) {
-             std::shared_ptr<Memory> memory;
-             ThrowIfFailed(self.Allocate(nbytes, &memory));
-             return memory;
-           },
-           py::arg("nbytes"))
-      .def("allreduce",
-           [](Engine& self, std::string name, uintptr_t input, uintptr_t output, int64_t count, int dtype, int op,
-              double prescale, double postscale, Shape shape, bool wake) {
-             Request request = Named(std::move(name), Collective::kAllreduce);
-             request.op = OpFrom(op);
-             request.prescale = prescale;
-             request.postscale = postscale;
-             std::vector<Part> parts;
-             Add(&request, &parts, input, output, count, dtype, std::move(shape));
-             return Submit(self, std::move(request), std::move(parts), wake);
-           },
-           py::arg("name"), py::arg("input"), py::arg("output"), py::arg("count"), py::arg("dtype"), py::arg("op"),
-           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("shape") = Shape{}, py::arg("wake") = true)
-      .def("grouped_allreduce", &GroupedAllreduce, py::arg("name"), py::arg("entries"), py::arg("op"),
-           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("wake") = true)
-      .def("allgather",
-           [](Engine& self, std::string name, uintptr_t input, Shape shape, int dtype, bool wake) {
-             Request request = Named(std::move(name), Collective::kAllgather);
-             if (shape.empty()) throw py::value_error("allgather needs at least one dimension");
-             int64_t count = 1;
-             for (const int64_t d : shape) count *= d;
-             std::vector<Part> parts;
-             Add(&request, &parts, input, 0, count, dtype, std::move(shape));
-             return Submit(self, std::move(request), std::move(parts), wake);
-           },
-           py::arg("name"), py::arg("input"), py::arg("shape"), py::arg("dtype"), py::arg("wake") = true)
-      .def("broadcast",
-           [](Engine& self, std::string name, uintptr_t input, uintptr_t output, int64_t count, int dtype, int root,
-              Shape shape, bool wake) {
-             Request request = Named(std::move(name), Collective::kBroadcast);
-             request.root = root;
-             std::vector<Part> parts;
-             Add(&request, &parts, input, output, count, dtype, std::move(shape));
-             return Submit(self, std::move(request), std::move(parts), wake);
-           },
-           py::arg("name"), py::arg("input"), py::arg("output"), py::arg("count"), py::arg("dtype"), py::arg("root"),
-           py::arg("shape") = Shape{}, py::arg("wake") = true)
-      .def("barrier",
-           [](Engine& self, std::string name, bool wake) {
-             return Submit(self, Named(std::move(name), Collective::kBarrier), {}, wake);
-           },
-           py::arg("name"), py::arg("wake") = true)
-      .def("poll",
-           [](Engine& self, int64_t handle) {
-             bool done = false;
-             ThrowIfFailed(self.Poll(handle, &done));
-             return done;
-           },
-           py::arg("handle"))
-      .def("wait",
-           [](Engine& self, int64_t handle, double timeout) {
-             const Result result = WithoutGil([&] { return self.Wait(handle, timeout, SignalPending); });
-             if (!result.ok()) Throw(result);
-           },
-           py::arg("handle"), py::arg("timeout") = -1.0)
+      .def(
+          "allocate",
+          [](Engine& self, size_t nbytes) {
+            std::shared_ptr<Memory> memory;
+            ThrowIfFailed(self.Allocate(nbytes, &memory));
+            return memory;
+          },
+          py::arg("nbytes"))
+      .def(
+          "allreduce",
+          [](Engine& self, std::string name, uintptr_t input, uintptr_t output, int64_t count,
+             int dtype, int op, double prescale, double postscale, Shape shape, bool wake) {
+            Request request = Named(std::move(name), Collective::kAllreduce);
+            request.op = OpFrom(op);
+            request.prescale = prescale;
+            request.postscale = postscale;
+            std::vector<Part> parts;
+            Add(&request, &parts, input, output, count, dtype, std::move(shape));
+            return Submit(self, std::move(request), std::move(parts), wake);
+          },
+          py::arg("name"), py::arg("input"), py::arg("output"), py::arg("count"), py::arg("dtype"),
+          py::arg("op"), py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
+          py::arg("shape") = Shape{}, py::arg("wake") = true)
+      .def("grouped_allreduce", &GroupedAllreduce, py::arg("name"), py::arg("entries"),
+           py::arg("op"), py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
+           py::arg("wake") = true)
+      .def(
+          "allgather",
+          [](Engine& self, std::string name, uintptr_t input, Shape shape, int dtype, bool wake) {
+            Request request = Named(std::move(name), Collective::kAllgather);
+            if (shape.empty()) throw py::value_error("allgather needs at least one dimension");
+            int64_t count = 1;
+            for (const int64_t d : shape) count *= d;
+            std::vector<Part> parts;
+            Add(&request, &parts, input, 0, count, dtype, std::move(shape));
+            return Submit(self, std::move(request), std::move(parts), wake);
+          },
+          py::arg("name"), py::arg("input"), py::arg("shape"), py::arg("dtype"),
+          py::arg("wake") = true)
+      .def(
+          "broadcast",
+          [](Engine& self, std::string name, uintptr_t input, uintptr_t output, int64_t count,
+             int dtype, int root, Shape shape, bool wake) {
+            Request request = Named(std::move(name), Collective::kBroadcast);
+            request.root = root;
+            std::vector<Part> parts;
+            Add(&request, &parts, input, output, count, dtype, std::move(shape));
+            return Submit(self, std::move(request), std::move(parts), wake);
+          },
+          py::arg("name"), py::arg("input"), py::arg("output"), py::arg("count"), py::arg("dtype"),
+          py::arg("root"), py::arg("shape") = Shape{}, py::arg("wake") = true)
+      .def(
+          "barrier",
+          [](Engine& self, std::string name, bool wake) {
+            return Submit(self, Named(std::move(name), Collective::kBarrier), {}, wake);
+          },
+          py::arg("name"), py::arg("wake") = true)
+      .def(
+          "poll",
+          [](Engine& self, int64_t handle) {
+            bool done = false;
+            ThrowIfFailed(self.Poll(handle, &done));
+            return done;
+          },
+          py::arg("handle"))
+      .def(
+          "wait",
+          [](Engine& self, int64_t handle, double timeout) {
+            const Result result =
+                WithoutGil([&] { return self.Wait(handle, timeout, SignalPending); });
+            if (!result.ok()) Throw(result);
+          },
+          py::arg("handle"), py::arg("timeout") = -1.0)
       .def("release", &Engine::Release, py::arg("handle"))
-      .def("gathered",
-           [](Engine& self, int64_t handle) {
-             std::shared_ptr<Operation> operation;
-             ThrowIfFailed(self.Find(handle, &operation));
-             if (!operation->done.load() || operation->gathered == nullptr)
-               throw py::value_error("handle " + std::to_string(handle) + " is no allgather that has ended well");
-             return py::make_tuple(operation->gathered, operation->rows);
-           },
-           py::arg("handle"))
+      .def(
+          "gathered",
+          [](Engine& self, int64_t handle) {
+            std::shared_ptr<Operation> operation;
+            ThrowIfFailed(self.Find(handle, &operation));
+            if (!operation->done.load() || operation->gathered == nullptr)
+              throw py::value_error("handle " + std::to_string(handle) +
+                                    " is no allgather that has ended well");
+            return py::make_tuple(operation->gathered, operation->rows);
+          },
+          py::arg("handle"))
       .def("stats", &StatsDict)
-      .def("abort", [](Engine& self, const std::string& reason) {
-             py::gil_scoped_release release;
-             self.Abort(reason);
-           }, py::arg("reason"))
+      .def(
+          "abort",
+          [](Engine& self, const std::string& reason) {
+            py::gil_scoped_release release;
+            self.Abort(reason);
+          },
+          py::arg("reason"))
       .def("shutdown", [](Engine& self) {
         ThrowIfFailed(WithoutGil([&] { return self.Shutdown(SignalPending); }));
       });

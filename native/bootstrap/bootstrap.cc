@@ -24,30 +24,35 @@ std::string Hex(const std::string& bytes) {
 }
 
 // Whether two ranks exchange bytes through shared memory.
-bool Shares(const Endpoint& a, const Endpoint& b) { return a.host_id == b.host_id && a.transport != "tcp"; }
+bool Shares(const Endpoint& a, const Endpoint& b) {
+  return a.host_id == b.host_id && a.transport != "tcp";
+}
 
 Result CheckAgreement(int rank, const std::vector<Endpoint>& endpoints) {
   for (size_t r = 0; r < endpoints.size(); ++r) {
     const Endpoint& a = endpoints[static_cast<size_t>(rank)];
     const Endpoint& b = endpoints[r];
     if (a.transport != b.transport)
-      return Result::Fail(Code::kInvalid, "rank " + std::to_string(rank) + " has transport '" + a.transport +
-                                              "', rank " + std::to_string(r) + " on " + b.host + " has '" + b.transport +
-                                              "'; set SPARKVOD_TRANSPORT to one value on all ranks");
+      return Result::Fail(Code::kInvalid,
+                          "rank " + std::to_string(rank) + " has transport '" + a.transport +
+                              "', rank " + std::to_string(r) + " on " + b.host + " has '" +
+                              b.transport + "'; set SPARKVOD_TRANSPORT to one value on all ranks");
     if (a.transport == "shm" && a.host_id != b.host_id)
-      return Result::Fail(Code::kInvalid, "transport 'shm' was asked for, but rank " + std::to_string(r) +
-                                              " runs on another host, " + b.host +
-                                              "; leave SPARKVOD_TRANSPORT at 'auto'");
+      return Result::Fail(Code::kInvalid, "transport 'shm' was asked for, but rank " +
+                                              std::to_string(r) + " runs on another host, " +
+                                              b.host + "; leave SPARKVOD_TRANSPORT at 'auto'");
     if (a.staging_bytes != b.staging_bytes)
-      return Result::Fail(Code::kInvalid, "SPARKVOD_STAGING_BYTES differs between rank " + std::to_string(rank) +
-                                              " and rank " + std::to_string(r) + "; set one value on all ranks");
+      return Result::Fail(Code::kInvalid, "SPARKVOD_STAGING_BYTES differs between rank " +
+                                              std::to_string(rank) + " and rank " +
+                                              std::to_string(r) + "; set one value on all ranks");
   }
   return {};
 }
 
 }  // namespace
 
-Topology MakeTopology(int rank, const std::vector<std::string>& host_ids, const std::vector<std::string>& hosts) {
+Topology MakeTopology(int rank, const std::vector<std::string>& host_ids,
+                      const std::vector<std::string>& hosts) {
   Topology t;
   t.rank = rank;
   t.size = static_cast<int>(host_ids.size());
@@ -62,7 +67,8 @@ Topology MakeTopology(int rank, const std::vector<std::string>& host_ids, const 
   const std::string& own = host_ids[static_cast<size_t>(rank)];
   t.local_ranks = by_host[own];
   t.local_size = static_cast<int>(t.local_ranks.size());
-  t.local_rank = static_cast<int>(std::find(t.local_ranks.begin(), t.local_ranks.end(), rank) - t.local_ranks.begin());
+  t.local_rank = static_cast<int>(std::find(t.local_ranks.begin(), t.local_ranks.end(), rank) -
+                                  t.local_ranks.begin());
   t.cross_size = 0;
   for (const std::string& host : order) {
     const int local_size = static_cast<int>(by_host[host].size());
@@ -74,12 +80,14 @@ Topology MakeTopology(int rank, const std::vector<std::string>& host_ids, const 
   return t;
 }
 
-Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out, std::string* endpoint) {
+Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out,
+                         std::string* endpoint) {
   auto b = std::make_unique<Bootstrap>();
   b->config_ = config;
   b->own_ = Endpoint::OfThisProcess(config);
   SPARKVOD_TRY(ListenTcp(config.address, config.port_range, &b->tcp_, &b->own_.port));
-  b->own_.addresses = config.address.empty() ? LocalAddresses() : std::vector<std::string>{config.address};
+  b->own_.addresses =
+      config.address.empty() ? LocalAddresses() : std::vector<std::string>{config.address};
   b->own_.unix_name = "sparkvod." + Hex(RandomBytes(16));
   SPARKVOD_TRY(ListenUnix(b->own_.unix_name, &b->unix_));
   *endpoint = b->own_.Encode();
@@ -87,19 +95,22 @@ Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out, 
   return {};
 }
 
-Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded, const std::string& secret,
-                          const std::function<bool()>& interrupted, std::unique_ptr<World>* out) {
+Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
+                          const std::string& secret, const std::function<bool()>& interrupted,
+                          std::unique_ptr<World>* out) {
   const int size = static_cast<int>(encoded.size());
   if (rank < 0 || rank >= size)
-    return Result::Fail(Code::kInvalid, "rank " + std::to_string(rank) + " was given with " + std::to_string(size) +
-                                            " endpoints; a rank from 0 to " + std::to_string(size - 1) +
-                                            " was expected");
+    return Result::Fail(Code::kInvalid, "rank " + std::to_string(rank) + " was given with " +
+                                            std::to_string(size) + " endpoints; a rank from 0 to " +
+                                            std::to_string(size - 1) + " was expected");
   std::vector<Endpoint> endpoints(encoded.size());
   for (int r = 0; r < size; ++r)
-    SPARKVOD_TRY(Endpoint::Decode(encoded[static_cast<size_t>(r)], r, &endpoints[static_cast<size_t>(r)]));
+    SPARKVOD_TRY(
+        Endpoint::Decode(encoded[static_cast<size_t>(r)], r, &endpoints[static_cast<size_t>(r)]));
   if (endpoints[static_cast<size_t>(rank)].unix_name != own_.unix_name)
-    return Result::Fail(Code::kInvalid, "endpoint " + std::to_string(rank) +
-                                            " of the list is not this rank's own; endpoints must be in rank order");
+    return Result::Fail(Code::kInvalid,
+                        "endpoint " + std::to_string(rank) +
+                            " of the list is not this rank's own; endpoints must be in rank order");
   SPARKVOD_TRY(CheckAgreement(rank, endpoints));
 
   auto world = std::make_unique<World>();
@@ -140,8 +151,11 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded, con
   tcp_.Close();
   unix_.Close();
 
-  SPARKVOD_TRY(Arena::Create(geometry, in_process, world->idle.bell(), world->driver.bell(), &world->arena));
-  const auto is_in_process = [&](int r) { return endpoints[static_cast<size_t>(r)].process == own_.process; };
+  SPARKVOD_TRY(
+      Arena::Create(geometry, in_process, world->idle.bell(), world->driver.bell(), &world->arena));
+  const auto is_in_process = [&](int r) {
+    return endpoints[static_cast<size_t>(r)].process == own_.process;
+  };
   std::map<int, Fd> sockets;
   for (const int r : topology.local_ranks)
     if (sharing && r != rank) {
@@ -160,9 +174,10 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded, con
     const bool same = is_in_process(r);
     SPARKVOD_TRY(same ? inproc::Receive(sockets[r].get(), deadline.LeftMs(), &peer.arena)
                       : shm::Receive(sockets[r].get(), geometry, deadline.LeftMs(), &peer.arena));
-    peer.channel = std::make_unique<RingChannel>(same ? inproc::kName : shm::kName, world->arena, topology.local_rank,
-                                                 peer.arena, local);
-    peer.link = std::make_unique<ArenaLink>(world->arena, peer.arena, same ? Fd() : std::move(sockets[r]));
+    peer.channel = std::make_unique<RingChannel>(same ? inproc::kName : shm::kName, world->arena,
+                                                 topology.local_rank, peer.arena, local);
+    peer.link =
+        std::make_unique<ArenaLink>(world->arena, peer.arena, same ? Fd() : std::move(sockets[r]));
     world->local_arenas[static_cast<size_t>(local)] = peer.arena.get();
   }
   world->arena->CloseMemoryFd();

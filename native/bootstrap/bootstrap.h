@@ -17,10 +17,12 @@ namespace sparkvod {
 class Bootstrap {
  public:
   // Opens the listeners. `endpoint` is what every other rank must be given.
-  static Result Listen(const Config& config, std::unique_ptr<Bootstrap>* out, std::string* endpoint);
+  static Result Listen(const Config& config, std::unique_ptr<Bootstrap>* out,
+                       std::string* endpoint);
 
-  // Connects to every rank and closes the listeners. Ranks connect to the lower ones and accept the higher ones; whoever
-  // cannot prove the secret is dropped and logged, and does not disturb. `interrupted` is asked a few times a second.
+  // Connects to every rank and closes the listeners. Ranks connect to the lower ones and accept the
+  // higher ones; whoever cannot prove the secret is dropped and logged, and does not disturb.
+  // `interrupted` is asked a few times a second.
   Result Connect(int rank, const std::vector<std::string>& endpoints, const std::string& secret,
                  const std::function<bool()>& interrupted, std::unique_ptr<World>* out);
 

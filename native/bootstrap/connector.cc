@@ -9,11 +9,13 @@
 namespace sparkvod {
 namespace {
 
-constexpr double kAttemptSeconds = 5;     // for one address, and for one handshake
+constexpr double kAttemptSeconds = 5;    // for one address, and for one handshake
 constexpr int64_t kRetryNs = 100000000;  // between rounds over a peer's addresses
-constexpr size_t kMaxStrangers = 1024;    // handshakes under way at once
+constexpr size_t kMaxStrangers = 1024;   // handshakes under way at once
 
-bool IsLoopback(const std::string& address) { return address.rfind("127.", 0) == 0 || address == "::1"; }
+bool IsLoopback(const std::string& address) {
+  return address.rfind("127.", 0) == 0 || address == "::1";
+}
 
 }  // namespace
 
@@ -40,7 +42,9 @@ void Connector::Retry(const Key& key, const std::string& why) {
 
 void Connector::StartAttempts() {
   for (auto& [key, attempt] : wanted_) {
-    if (key.first > rank_ || attempt.running || made_.count(key) != 0 || NowNs() < attempt.not_before_ns) continue;
+    if (key.first > rank_ || attempt.running || made_.count(key) != 0 ||
+        NowNs() < attempt.not_before_ns)
+      continue;
     Fd fd;
     const Result started = StartOne(key, &attempt, &fd);
     if (!started.ok()) {
@@ -55,7 +59,8 @@ void Connector::StartAttempts() {
 void Connector::AcceptAll(int listener) {
   for (Fd fd = Accept(listener); fd.valid(); fd = Accept(listener)) {
     if (shaking_.size() >= kMaxStrangers) continue;  // drops it; a peer of ours tries again
-    shaking_.push_back({Handshake::Server(std::move(fd), secret_), {-1, Purpose::kShared},
+    shaking_.push_back({Handshake::Server(std::move(fd), secret_),
+                        {-1, Purpose::kShared},
                         Deadline::After(kAttemptSeconds)});
   }
 }
@@ -69,8 +74,10 @@ bool Connector::Advance(Shaking* shaking) {
     result = Result::Fail(Code::kTimeout, "the handshake took too long");
   }
   if (!result.ok()) {
-    if (incoming) log_.Warning("dropped a stranger's connection: " + result.Report());
-    else Retry(shaking->key, result.Report());
+    if (incoming)
+      log_.Warning("dropped a stranger's connection: " + result.Report());
+    else
+      Retry(shaking->key, result.Report());
     return true;
   }
   Key key = shaking->key;
@@ -78,8 +85,8 @@ bool Connector::Advance(Shaking* shaking) {
     const Hello& hello = handshake.hello();
     key = {hello.from, hello.purpose};
     if (hello.to != rank_ || hello.from <= rank_ || wanted_.count(key) == 0) {
-      log_.Warning("dropped a connection of rank " + std::to_string(hello.from) + " that was meant for rank " +
-                   std::to_string(hello.to));
+      log_.Warning("dropped a connection of rank " + std::to_string(hello.from) +
+                   " that was meant for rank " + std::to_string(hello.to));
       return true;
     }
   }
@@ -94,8 +101,8 @@ std::string Connector::Missing() const {
     if (made_.count(key) != 0 || key.first == last) continue;
     last = key.first;
     if (!text.empty()) text += "; ";
-    text += "rank " + std::to_string(last) + " on " + endpoints_[static_cast<size_t>(last)].host + ": " +
-            attempt.last_error;
+    text += "rank " + std::to_string(last) + " on " + endpoints_[static_cast<size_t>(last)].host +
+            ": " + attempt.last_error;
   }
   return text;
 }
@@ -104,20 +111,26 @@ Result Connector::Run(const std::vector<int>& listeners, const Deadline& deadlin
                       const std::function<bool()>& interrupted) {
   while (made_.size() < wanted_.size()) {
     if (deadline.Passed())
-      return Result::Fail(Code::kTimeout, "rank " + std::to_string(rank_) +
-                                              " could not connect to every rank within SPARKVOD_START_TIMEOUT; missing: " +
-                                              Missing());
-    if (interrupted && interrupted()) return Result::Fail(Code::kShutDown, "interrupted while connecting");
+      return Result::Fail(
+          Code::kTimeout,
+          "rank " + std::to_string(rank_) +
+              " could not connect to every rank within SPARKVOD_START_TIMEOUT; missing: " +
+              Missing());
+    if (interrupted && interrupted())
+      return Result::Fail(Code::kShutDown, "interrupted while connecting");
     StartAttempts();
     std::vector<pollfd> fds;
     for (const int l : listeners) fds.push_back({l, POLLIN, 0});
     for (const Connecting& c : connecting_) fds.push_back({c.fd.get(), POLLOUT, 0});
     for (const Shaking& s : shaking_)
-      fds.push_back({s.handshake.fd(),
-                     static_cast<short>(s.handshake.state() == Handshake::State::kReading ? POLLIN : POLLOUT), 0});
+      fds.push_back(
+          {s.handshake.fd(),
+           static_cast<short>(s.handshake.state() == Handshake::State::kReading ? POLLIN : POLLOUT),
+           0});
     ::poll(fds.data(), fds.size(), deadline.LeftMs(50));
 
-    // Oldest parts of the poll set first: what is accepted below joins at the end and is polled next time.
+    // Oldest parts of the poll set first: what is accepted below joins at the end and is polled
+    // next time.
     size_t at = listeners.size();
     const size_t shaking_before = shaking_.size();
     std::vector<Connecting> still_connecting;
@@ -127,18 +140,21 @@ Result Connector::Run(const std::vector<int>& listeners, const Deadline& deadlin
         still_connecting.push_back(std::move(c));
         continue;
       }
-      const Result result = ended ? FinishConnect(c.fd.get()) : Result::Fail(Code::kTimeout, "connecting took too long");
+      const Result result = ended ? FinishConnect(c.fd.get())
+                                  : Result::Fail(Code::kTimeout, "connecting took too long");
       if (!result.ok()) {
         Retry(c.key, result.Report());
         continue;
       }
       const Hello hello{rank_, c.key.first, c.key.second};
-      shaking_.push_back({Handshake::Client(std::move(c.fd), secret_, hello), c.key, Deadline::After(kAttemptSeconds)});
+      shaking_.push_back({Handshake::Client(std::move(c.fd), secret_, hello), c.key,
+                          Deadline::After(kAttemptSeconds)});
     }
     connecting_ = std::move(still_connecting);
     std::vector<Shaking> still_shaking;
     for (size_t i = 0; i < shaking_.size(); ++i) {
-      const bool ready = i >= shaking_before || fds[at + i].revents != 0 || shaking_[i].deadline.Passed();
+      const bool ready =
+          i >= shaking_before || fds[at + i].revents != 0 || shaking_[i].deadline.Passed();
       if (!ready || !Advance(&shaking_[i])) still_shaking.push_back(std::move(shaking_[i]));
     }
     shaking_ = std::move(still_shaking);

@@ -17,13 +17,15 @@ namespace sparkvod {
 
 class Connector {
  public:
-  Connector(int rank, const std::vector<Endpoint>& endpoints, const std::string& secret, const Logger& log)
+  Connector(int rank, const std::vector<Endpoint>& endpoints, const std::string& secret,
+            const Logger& log)
       : rank_(rank), endpoints_(endpoints), secret_(secret), log_(log) {}
 
   // Wants the connection `purpose` with `peer`.
   void Want(int peer, Purpose purpose) { wanted_[{peer, purpose}]; }
   // Runs until every wanted connection is authenticated, or says which is missing and why.
-  Result Run(const std::vector<int>& listeners, const Deadline& deadline, const std::function<bool()>& interrupted);
+  Result Run(const std::vector<int>& listeners, const Deadline& deadline,
+             const std::function<bool()>& interrupted);
   Fd Take(int peer, Purpose purpose) { return std::move(made_.at({peer, purpose})); }
 
  private:

@@ -24,7 +24,7 @@ std::string FirstLine(const char* path) {
 }
 
 std::string Inode(const char* path) {
-  struct stat s {};
+  struct stat s{};
   return ::stat(path, &s) == 0 ? std::to_string(s.st_ino) : "?";
 }
 
@@ -33,7 +33,8 @@ std::string Inode(const char* path) {
 std::string Endpoint::Encode() const {
   Writer w;
   w.Put(kMagic);
-  for (const std::string* s : {&host, &host_id, &process, &transport, &unix_name}) w.PutString(s->substr(0, kNameLimit));
+  for (const std::string* s : {&host, &host_id, &process, &transport, &unix_name})
+    w.PutString(s->substr(0, kNameLimit));
   w.Put<int32_t>(port);
   w.Put(staging_bytes);
   w.Put(arena_bytes);
@@ -50,7 +51,8 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
                                             std::to_string(bytes.size()) +
                                             " bytes) was not made by this version of sparkvod; "
                                             "all ranks must run the same version");
-  for (std::string* s : {&out->host, &out->host_id, &out->process, &out->transport, &out->unix_name})
+  for (std::string* s :
+       {&out->host, &out->host_id, &out->process, &out->transport, &out->unix_name})
     *s = r.GetString(kNameLimit);
   out->port = r.Get<int32_t>();
   out->staging_bytes = r.Get<uint64_t>();
@@ -58,7 +60,8 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
   const size_t count = r.GetCount(sizeof(uint32_t));
   for (size_t i = 0; i < count; ++i) out->addresses.push_back(r.GetString(kAddressLimit));
   if (!r.ok() || !r.AtEnd())
-    return Result::Fail(Code::kInvalid, "the endpoint of rank " + std::to_string(rank) + " is damaged");
+    return Result::Fail(Code::kInvalid,
+                        "the endpoint of rank " + std::to_string(rank) + " is damaged");
   return {};
 }
 
@@ -67,21 +70,25 @@ Endpoint Endpoint::OfThisProcess(const Config& config) {
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);
   e.host = config.host_id.empty() ? name : config.host_id;
-  // Ranks can share memory when they run under one kernel and reach each other's abstract Unix sockets.
-  e.host_id = config.host_id.empty() ? FirstLine("/proc/sys/kernel/random/boot_id") + "/" + Inode("/proc/self/ns/net")
-                                     : config.host_id;
-  // Field 22 of stat is the start time: a process id may be used again. Ids mean something within their namespace only.
+  // Ranks can share memory when they run under one kernel and reach each other's abstract Unix
+  // sockets.
+  e.host_id = config.host_id.empty()
+                  ? FirstLine("/proc/sys/kernel/random/boot_id") + "/" + Inode("/proc/self/ns/net")
+                  : config.host_id;
+  // Field 22 of stat is the start time: a process id may be used again. Ids mean something within
+  // their namespace only.
   std::string stat = FirstLine("/proc/self/stat");
   stat = stat.substr(stat.rfind(')') + 1);
   e.process = std::to_string(::getpid()) + "/" + Inode("/proc/self/ns/pid") + "/";
   size_t at = 0;
-  for (int field = 3; field <= 22 && at != std::string::npos; ++field) at = stat.find(' ', at + (field > 3 ? 1 : 0));
+  for (int field = 3; field <= 22 && at != std::string::npos; ++field)
+    at = stat.find(' ', at + (field > 3 ? 1 : 0));
   if (at != std::string::npos) e.process += stat.substr(at + 1, stat.find(' ', at + 1) - at - 1);
   e.transport = config.transport;
   e.staging_bytes = static_cast<uint64_t>(config.staging_bytes);
   e.arena_bytes = static_cast<uint64_t>(config.arena_bytes);
   if (e.arena_bytes == 0) {
-    struct sysinfo info {};
+    struct sysinfo info{};
     ::sysinfo(&info);
     e.arena_bytes = static_cast<uint64_t>(info.totalram) * info.mem_unit;
   }

@@ -1,4 +1,5 @@
-// What a rank tells the others about itself before they can talk: opaque bytes for whoever all-gathers them.
+// What a rank tells the others about itself before they can talk: opaque bytes for whoever
+// all-gathers them.
 #pragma once
 
 #include <string>
@@ -22,7 +23,8 @@ struct Endpoint {
 
   std::string Encode() const;
   static Result Decode(const std::string& bytes, int rank, Endpoint* out);
-  // Identifies this process on this host; reads the kernel's boot id and namespaces unless config names a host.
+  // Identifies this process on this host; reads the kernel's boot id and namespaces unless config
+  // names a host.
   static Endpoint OfThisProcess(const Config& config);
 };
 

@@ -50,7 +50,10 @@ std::string RandomBytes(size_t n) {
 }
 
 Handshake::Handshake(Fd socket, const std::string& secret, bool server)
-    : socket_(std::move(socket)), secret_(secret), server_(server), own_nonce_(RandomBytes(kNonceBytes)) {}
+    : socket_(std::move(socket)),
+      secret_(secret),
+      server_(server),
+      own_nonce_(RandomBytes(kNonceBytes)) {}
 
 Handshake Handshake::Server(Fd socket, const std::string& secret) {
   Handshake h(std::move(socket), secret, true);
@@ -88,10 +91,11 @@ std::string Handshake::Mac(const char* role, const std::string& first, const std
 Result Handshake::Step() {
   while (state_ != State::kDone) {
     while (at_ < buffer_.size()) {
-      const ssize_t n = state_ == State::kReading
-                            ? ::recv(socket_.get(), buffer_.data() + at_, buffer_.size() - at_, MSG_DONTWAIT)
-                            : ::send(socket_.get(), buffer_.data() + at_, buffer_.size() - at_,
-                                     MSG_DONTWAIT | MSG_NOSIGNAL);
+      const ssize_t n =
+          state_ == State::kReading
+              ? ::recv(socket_.get(), buffer_.data() + at_, buffer_.size() - at_, MSG_DONTWAIT)
+              : ::send(socket_.get(), buffer_.data() + at_, buffer_.size() - at_,
+                       MSG_DONTWAIT | MSG_NOSIGNAL);
       if (n > 0) {
         at_ += static_cast<size_t>(n);
       } else if (n == 0) {
@@ -121,12 +125,14 @@ Result Handshake::OnRead() {
     peer_nonce_ = buffer_.substr(0, kNonceBytes);
     hello_bytes_ = buffer_.substr(kNonceBytes, kHelloBytes);
     const std::string want = Mac("client", own_nonce_, peer_nonce_, hello_bytes_);
-    if (!EqualInConstantTime(want.data(), buffer_.data() + kNonceBytes + kHelloBytes, kMacBytes)) return WrongSecret();
+    if (!EqualInConstantTime(want.data(), buffer_.data() + kNonceBytes + kHelloBytes, kMacBytes))
+      return WrongSecret();
     hello_ = DecodeHello(hello_bytes_);
     BeginWrite(Mac("server", peer_nonce_, own_nonce_, hello_bytes_));
   } else if (step_ == 0) {
     if (buffer_.compare(0, kMagic.size(), kMagic) != 0)
-      return Result::Fail(Code::kPeerLost, "what listens there is no rank of this version of sparkvod");
+      return Result::Fail(Code::kPeerLost,
+                          "what listens there is no rank of this version of sparkvod");
     peer_nonce_ = buffer_.substr(kMagic.size());
     BeginWrite(own_nonce_ + hello_bytes_ + Mac("client", peer_nonce_, own_nonce_, hello_bytes_));
   } else {

@@ -4,7 +4,8 @@
 //   client -> server   nonce_c, hello, HMAC(secret, "client" nonce_s nonce_c hello)   fixed size
 //   server -> client   HMAC(secret, "server" nonce_c nonce_s hello)                   fixed size
 //
-// The hello (who connects to whom, for what) is looked at only after its HMAC was verified. HMAC-SHA256, 32-byte nonces.
+// The hello (who connects to whom, for what) is looked at only after its HMAC was verified.
+// HMAC-SHA256, 32-byte nonces.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,8 @@ struct Hello {
   Purpose purpose = Purpose::kShared;
 };
 
-// One side of one handshake on a non-blocking socket; Step() goes as far as it can without blocking.
+// One side of one handshake on a non-blocking socket; Step() goes as far as it can without
+// blocking.
 class Handshake {
  public:
   enum class State { kReading, kWriting, kDone };

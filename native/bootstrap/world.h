@@ -1,5 +1,5 @@
-// What bootstrap yields: the authenticated peers of one rank, how they are grouped by host, and how to sleep until one
-// of them has news. Owned by the engine; used by the holder of the driver token.
+// What bootstrap yields: the authenticated peers of one rank, how they are grouped by host, and how
+// to sleep until one of them has news. Owned by the engine; used by the holder of the driver token.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,8 @@ struct Topology {
 };
 
 // Groups ranks by the identity of their hosts.
-Topology MakeTopology(int rank, const std::vector<std::string>& host_ids, const std::vector<std::string>& hosts);
+Topology MakeTopology(int rank, const std::vector<std::string>& host_ids,
+                      const std::vector<std::string>& hosts);
 
 struct Peer {
   std::unique_ptr<Channel> channel;
@@ -32,10 +33,11 @@ struct Peer {
 
 struct World {
   Topology topology;
-  std::vector<Peer> peers;            // by rank; the own entry is empty
-  std::shared_ptr<Arena> arena;       // the own one
-  std::vector<Arena*> local_arenas;   // by local rank, the own included; empty when the host's ranks share no memory
-  Poller idle, driver;                // what the background thread and the driver sleep on
+  std::vector<Peer> peers;       // by rank; the own entry is empty
+  std::shared_ptr<Arena> arena;  // the own one
+  std::vector<Arena*>
+      local_arenas;  // by local rank, the own included; empty when the host's ranks share no memory
+  Poller idle, driver;  // what the background thread and the driver sleep on
 
   // "rank 3 on host7", for messages.
   std::string Name(int rank) const {

@@ -30,7 +30,8 @@ Communicator::Communicator(World* world, const Config& config, std::function<Res
   if (transport_.empty()) transport_ = "none";
 }
 
-Result Communicator::SendRecv(int to, const void* out, size_t out_bytes, int from, void* in, size_t in_bytes) {
+Result Communicator::SendRecv(int to, const void* out, size_t out_bytes, int from, void* in,
+                              size_t in_bytes) {
   const char* out_at = static_cast<const char*>(out);
   char* in_at = static_cast<char*>(in);
   return Progress(kForMessage, in_bytes > 0 ? from : to, [&](Step* step) -> Result {
@@ -55,7 +56,8 @@ Result Communicator::SendRecv(int to, const void* out, size_t out_bytes, int fro
 }
 
 uint64_t Communicator::Arrive() {
-  // Sequentially consistent, as are the loads of `sleeper` in RingForPhase and of `phase` in AwaitPhase.
+  // Sequentially consistent, as are the loads of `sleeper` in RingForPhase and of `phase` in
+  // AwaitPhase.
   own_arena().header().phase.store(++phase_);
   for (int r = 0; r < size(); ++r)
     if (r != rank()) arena(r).RingForPhase();
@@ -79,7 +81,8 @@ Result Communicator::AwaitPhase(uint64_t phase) {
 Result Communicator::Lost(int peer, const Departure& how) const {
   const std::string who = world_->Name(peer);
   if (how.orderly)
-    return Result::Fail(Code::kShutDown, who + " shut down during " + doing_ + "; all ranks must make the same calls");
+    return Result::Fail(Code::kShutDown, who + " shut down during " + doing_ +
+                                             "; all ranks must make the same calls");
   if (how.relayed) return Result::Fail(how.code, how.cause);
   return Result::Fail(how.code, who + " left during " + doing_ + ": " + how.cause);
 }
@@ -99,7 +102,8 @@ Result Communicator::CheckPeers(bool thorough) {
 Result Communicator::Blame(int peer, const Result& cause) {
   Departure how;
   if (world_->peers[static_cast<size_t>(peer)].link->Left(&how)) return Lost(peer, how);
-  return Result::Fail(Code::kPeerLost, world_->Name(peer) + " was lost during " + doing_ + ": " + cause.Report());
+  return Result::Fail(Code::kPeerLost,
+                      world_->Name(peer) + " was lost during " + doing_ + ": " + cause.Report());
 }
 
 Result Communicator::TimedOut(int peer) const {
@@ -108,12 +112,15 @@ Result Communicator::TimedOut(int peer) const {
     whom = world_->Name(peer);
   } else {
     for (int r = 0; shares_memory() && r < size(); ++r)
-      if (arena(r).header().phase.load() < phase_) whom += (whom.empty() ? "" : ", ") + world_->Name(r);
+      if (arena(r).header().phase.load() < phase_)
+        whom += (whom.empty() ? "" : ", ") + world_->Name(r);
   }
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", timeout_);
-  return Result::Fail(Code::kTimeout, world_->Name(rank()) + " waited " + seconds + " s for " + whom + " in " + doing_ +
-                                          "; it is stopped or far behind (SPARKVOD_COLLECTIVE_TIMEOUT sets the limit)");
+  return Result::Fail(
+      Code::kTimeout,
+      world_->Name(rank()) + " waited " + seconds + " s for " + whom + " in " + doing_ +
+          "; it is stopped or far behind (SPARKVOD_COLLECTIVE_TIMEOUT sets the limit)");
 }
 
 }  // namespace sparkvod

@@ -1,7 +1,8 @@
 // One rank's side of blocking exchanges with its peers: what the algorithms are written over.
 //
-// Used by the holder of the driver token only. Every wait spins for a while, then sleeps, and ends with an error when a
-// peer leaves, when the engine is aborted, or when nothing has moved for the collective's deadline.
+// Used by the holder of the driver token only. Every wait spins for a while, then sleeps, and ends
+// with an error when a peer leaves, when the engine is aborted, or when nothing has moved for the
+// collective's deadline.
 #pragma once
 
 #include <atomic>
@@ -34,22 +35,27 @@ class Communicator {
   void Describe(std::string what) { doing_ = std::move(what); }
   const std::string& doing() const { return doing_; }
 
-  Result Send(int to, const void* data, size_t bytes) { return SendRecv(to, data, bytes, -1, nullptr, 0); }
-  Result Recv(int from, void* data, size_t bytes) { return SendRecv(-1, nullptr, 0, from, data, bytes); }
+  Result Send(int to, const void* data, size_t bytes) {
+    return SendRecv(to, data, bytes, -1, nullptr, 0);
+  }
+  Result Recv(int from, void* data, size_t bytes) {
+    return SendRecv(-1, nullptr, 0, from, data, bytes);
+  }
   // Both at once, so that rings cannot deadlock.
   Result SendRecv(int to, const void* out, size_t out_bytes, int from, void* in, size_t in_bytes);
 
   Channel& channel(int peer) const { return *world_->peers[static_cast<size_t>(peer)].channel; }
 
-  // Direct collectives proceed in phases. Arrive() says that this rank has done its next step; AwaitPhase waits until
-  // every rank has arrived as often as this one had when `phase` was returned.
+  // Direct collectives proceed in phases. Arrive() says that this rank has done its next step;
+  // AwaitPhase waits until every rank has arrived as often as this one had when `phase` was
+  // returned.
   uint64_t Arrive();
   Result AwaitPhase(uint64_t phase);
 
   // What an attempt says.
   enum class Step { kDone, kMoved, kStuck };
-  // One try of `attempt`; while it is stuck, tries for the spinning time, then once more after a sleep of at most
-  // `most_ms` (-1: for ever) that ends at news of kind `state`.
+  // One try of `attempt`; while it is stuck, tries for the spinning time, then once more after a
+  // sleep of at most `most_ms` (-1: for ever) that ends at news of kind `state`.
   template <typename Attempt>
   Result Await(Sleeper state, int most_ms, Attempt attempt, Step* step) {
     SPARKVOD_TRY(attempt(step));
@@ -60,7 +66,8 @@ class Communicator {
       SPARKVOD_TRY(attempt(step));
       if (*step != Step::kStuck) return {};
     }
-    // The last look after announcing the sleep: what came before it is seen, what comes after it rings.
+    // The last look after announcing the sleep: what came before it is seen, what comes after it
+    // rings.
     std::atomic<uint32_t>& sleeper = world_->arena->header().sleeper;
     sleeper.store(state);
     const Result last_look = attempt(step);
@@ -78,8 +85,8 @@ class Communicator {
     return *step == Step::kStuck ? departed : Result::Ok();
   }
 
-  // Tries `attempt` until it is done, or nothing has moved for the collective's deadline. `peer` is whom it waits for, -1
-  // when that is many.
+  // Tries `attempt` until it is done, or nothing has moved for the collective's deadline. `peer` is
+  // whom it waits for, -1 when that is many.
   template <typename Attempt>
   Result Progress(Sleeper state, int peer, Attempt attempt) {
     Deadline deadline;
@@ -91,7 +98,8 @@ class Communicator {
       if (step == Step::kMoved) {
         armed = false;
       } else if (!armed) {
-        // The clock is read only by those who sleep, so the deadline begins with the first sleep's end.
+        // The clock is read only by those who sleep, so the deadline begins with the first sleep's
+        // end.
         armed = true;
         deadline = Deadline::After(timeout_);
       } else if (deadline.Passed()) {
@@ -101,7 +109,8 @@ class Communicator {
     }
   }
 
-  // The error when a peer has left. With `thorough` every link is asked, else only what lies in shared memory.
+  // The error when a peer has left. With `thorough` every link is asked, else only what lies in
+  // shared memory.
   Result CheckPeers(bool thorough);
   // Enriches a channel's error with who the peer is and what it said.
   Result Blame(int peer, const Result& cause);
@@ -109,8 +118,9 @@ class Communicator {
 
  private:
   static constexpr int kFirstSleepMs = 100;
-  static constexpr int kSleepMs = 1000;    // longest sleep between two looks at the deadline
-  static constexpr int kSpinsPerLook = 16;  // so that spinning leaves the peer's cache lines alone for a while
+  static constexpr int kSleepMs = 1000;  // longest sleep between two looks at the deadline
+  static constexpr int kSpinsPerLook =
+      16;  // so that spinning leaves the peer's cache lines alone for a while
 
   Result TimedOut(int peer) const;
   Result Lost(int peer, const Departure& how) const;

@@ -25,9 +25,10 @@ size_t OneShotBytes(DType dtype, const std::vector<Part>& parts) {
   return bytes;
 }
 
-Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>& parts, Finish finish) {
-  // Two slots in turn: when this rank writes a slot again, all others have arrived at the collective in between, so
-  // they have read what was there.
+Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>& parts,
+                        Finish finish) {
+  // Two slots in turn: when this rank writes a slot again, all others have arrived at the
+  // collective in between, so they have read what was there.
   const uint64_t phase = comm.own_arena().header().phase.load(std::memory_order_relaxed) + 1;
   const int parity = static_cast<int>(phase & 1);
   char* to = comm.own_arena().slot(parity);
@@ -39,7 +40,8 @@ Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>
   std::vector<const void*> srcs(static_cast<size_t>(comm.size()));
   size_t offset = 0;
   for (const Part& part : parts) {
-    for (int r = 0; r < comm.size(); ++r) srcs[static_cast<size_t>(r)] = comm.arena(r).slot(parity) + offset;
+    for (int r = 0; r < comm.size(); ++r)
+      srcs[static_cast<size_t>(r)] = comm.arena(r).slot(parity) + offset;
     void* dst = part.out;
     BestKernels().sum_to(dtype, &dst, 1, srcs.data(), comm.size(), part.count, finish);
     offset += PaddedBytes(dtype, part.count);
@@ -47,35 +49,41 @@ Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>
   return {};
 }
 
-Result InPlaceAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets, size_t count,
-                        Finish finish) {
+Result InPlaceAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets,
+                        size_t count, Finish finish) {
   const int n = comm.size();
   const size_t begin = ShareBegin(dtype, count, comm.rank(), n);
   const size_t end = ShareBegin(dtype, count, comm.rank() + 1, n);
   std::vector<void*> buffers(static_cast<size_t>(n));
   for (int r = 0; r < n; ++r)
-    buffers[static_cast<size_t>(r)] = comm.arena(r).base() + offsets[static_cast<size_t>(r)] + begin * SizeOf(dtype);
+    buffers[static_cast<size_t>(r)] =
+        comm.arena(r).base() + offsets[static_cast<size_t>(r)] + begin * SizeOf(dtype);
   SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));  // everybody's buffer is filled
-  if (end > begin) BestKernels().sum_to(dtype, buffers.data(), n, buffers.data(), n, end - begin, finish);
+  if (end > begin)
+    BestKernels().sum_to(dtype, buffers.data(), n, buffers.data(), n, end - begin, finish);
   return comm.AwaitPhase(comm.Arrive());  // everybody's share is written
 }
 
-// The tensor passes through the staging areas in chunks, double-buffered. In a chunk of c elements rank r owns the share
-// [S(r), S(r+1)). Area of rank r, buffer b:  pub: c elements, its input but for its own share;  out: its reduced share.
+// The tensor passes through the staging areas in chunks, double-buffered. In a chunk of c elements
+// rank r owns the share [S(r), S(r+1)). Area of rank r, buffer b:  pub: c elements, its input but
+// for its own share;  out: its reduced share.
 //
 //   publish(i+1); arrive A(i+1); await A(i); reduce(i); arrive B(i); await B(i); copy out(i)
 //
-// pub of chunk i+2 is written after B(i) was awaited, that is after all have reduced chunk i. out of chunk i+2 is written
-// after A(i+2) was awaited, which all arrive at after they copied chunk i out.
+// pub of chunk i+2 is written after B(i) was awaited, that is after all have reduced chunk i. out
+// of chunk i+2 is written after A(i+2) was awaited, which all arrive at after they copied chunk i
+// out.
 Result StagedAllreduce(Communicator& comm, DType dtype, const Part& part, Finish finish) {
   const int n = comm.size(), me = comm.rank();
   const size_t size = SizeOf(dtype);
   const char* in = static_cast<const char*>(part.in);
   char* out = static_cast<char*>(part.out);
-  // Two buffers of (chunk + share), each rounded up to lines, must fit; small chunks stay in the caches.
+  // Two buffers of (chunk + share), each rounded up to lines, must fit; small chunks stay in the
+  // caches.
   constexpr size_t kChunkBytes = 512 << 10;
   const size_t room = comm.own_arena().geometry().staging_bytes / 2;
-  const size_t chunk = std::max<size_t>(std::min(kChunkBytes, room / 2) / kCacheLine * kCacheLine / size, 1);
+  const size_t chunk =
+      std::max<size_t>(std::min(kChunkBytes, room / 2) / kCacheLine * kCacheLine / size, 1);
   const size_t chunks = (part.count + chunk - 1) / chunk;
   const auto pub = [&](int r, size_t i) { return comm.arena(r).staging() + (i & 1) * room; };
   const auto result = [&](int r, size_t i) { return pub(r, i) + chunk * size; };
@@ -98,8 +106,8 @@ Result StagedAllreduce(Communicator& comm, DType dtype, const Part& part, Finish
     const size_t begin = share(i, me), end = share(i, me + 1);
     if (end > begin) {
       for (int r = 0; r < n; ++r)
-        srcs[static_cast<size_t>(r)] =
-            r == me ? in + (i * chunk + begin) * size : static_cast<const char*>(pub(r, i)) + begin * size;
+        srcs[static_cast<size_t>(r)] = r == me ? in + (i * chunk + begin) * size
+                                               : static_cast<const char*>(pub(r, i)) + begin * size;
       void* dsts[2] = {out + (i * chunk + begin) * size, result(me, i)};
       BestKernels().sum_to(dtype, dsts, 2, srcs.data(), n, end - begin, finish);
     }

@@ -1,11 +1,15 @@
 // Allreduce between ranks that share memory.
 //
-// n ranks, N bytes each. The machine's limit is the memory traffic, so the algorithms differ in how often a byte is moved:
-//   in place   every rank sums its n-th of all buffers where they lie and writes it to all: reads N, writes N per rank.
-//   staged     each rank publishes what the others reduce, reduces its own n-th, copies the others' results back:
+// n ranks, N bytes each. The machine's limit is the memory traffic, so the algorithms differ in how
+// often a byte is moved:
+//   in place   every rank sums its n-th of all buffers where they lie and writes it to all: reads
+//   N, writes N per rank. staged     each rank publishes what the others reduce, reduces its own
+//   n-th, copies the others' results back:
 //              about 2N (n-1)/n copied beside the sum. For buffers that the peers cannot see.
-//   one-shot   everybody publishes everything and sums everything itself: n N read, but one synchronisation only.
-// In each, every element is summed in rank order by whoever sums it, so all ranks hold the same bits.
+//   one-shot   everybody publishes everything and sums everything itself: n N read, but one
+//   synchronisation only.
+// In each, every element is summed in rank order by whoever sums it, so all ranks hold the same
+// bits.
 #pragma once
 
 #include <vector>
@@ -24,13 +28,14 @@ struct Part {
 };
 
 // Parts together at most Geometry::kSlotBytes, each rounded up to 64 bytes.
-Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>& parts, Finish finish);
+Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>& parts,
+                        Finish finish);
 // Bytes that `parts` take in a slot.
 size_t OneShotBytes(DType dtype, const std::vector<Part>& parts);
 
 // `offsets`: where each rank's buffer lies in its arena.
-Result InPlaceAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets, size_t count,
-                        Finish finish);
+Result InPlaceAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets,
+                        size_t count, Finish finish);
 
 Result StagedAllreduce(Communicator& comm, DType dtype, const Part& part, Finish finish);
 

@@ -26,10 +26,12 @@ Result Dissemination::PeerBegan(bool* began) {
     const int from = From(round);
     Header header;
     size_t n = 0;
-    if (Result r = comm_->channel(from).Peek(&header, sizeof header, &n); !r.ok()) return comm_->Blame(from, r);
+    if (Result r = comm_->channel(from).Peek(&header, sizeof header, &n); !r.ok())
+      return comm_->Blame(from, r);
     if (n < sizeof header) continue;
     if (header.kind == kWake && header.cycle <= cycle_) {  // of a cycle that is over
-      if (Result r = comm_->channel(from).TryRecv(&header, sizeof header, &n); !r.ok()) return comm_->Blame(from, r);
+      if (Result r = comm_->channel(from).TryRecv(&header, sizeof header, &n); !r.ok())
+        return comm_->Blame(from, r);
       --round;
       continue;
     }
@@ -43,13 +45,15 @@ Result Dissemination::RecvRound(int from, int round, Header* header) {
   do {
     SPARKVOD_TRY(comm_->Recv(from, header, sizeof *header));
     if (header->magic != kMagic || (header->kind != kWake && header->kind != kRound))
-      return Result::Fail(Code::kPeerLost, comm_->world().Name(from) + " sent something that is no message of a cycle");
+      return Result::Fail(Code::kPeerLost, comm_->world().Name(from) +
+                                               " sent something that is no message of a cycle");
   } while (header->kind == kWake);
   if (header->cycle != cycle_ || header->round != round)
-    return Result::Fail(Code::kPeerLost, comm_->world().Name(from) + " is in cycle " + std::to_string(header->cycle) +
-                                             ", round " + std::to_string(header->round) + "; cycle " +
-                                             std::to_string(cycle_) + ", round " + std::to_string(round) +
-                                             " was expected");
+    return Result::Fail(Code::kPeerLost, comm_->world().Name(from) + " is in cycle " +
+                                             std::to_string(header->cycle) + ", round " +
+                                             std::to_string(header->round) + "; cycle " +
+                                             std::to_string(cycle_) + ", round " +
+                                             std::to_string(round) + " was expected");
   return {};
 }
 
@@ -82,7 +86,8 @@ Result Dissemination::Exchange(int to, const std::string& out, int from, std::st
   SPARKVOD_TRY(comm_->SendRecv(to, &out_bytes, sizeof out_bytes, from, &in_bytes, sizeof in_bytes));
   if (in_bytes > kBlobLimit)
     return Result::Fail(Code::kPeerLost, comm_->world().Name(from) + " announced a message of " +
-                                             std::to_string(in_bytes) + " bytes, more than any can have");
+                                             std::to_string(in_bytes) +
+                                             " bytes, more than any can have");
   in->resize(in_bytes);
   return comm_->SendRecv(to, out.data(), out.size(), from, in->data(), in->size());
 }
@@ -102,7 +107,8 @@ Result Dissemination::Allgather(const std::string& own, std::vector<std::string>
     for (int i = 0; i < more; ++i)
       (*all)[static_cast<size_t>((From(round) - i + 2 * n) % n)] = reader.GetString(kBlobLimit);
     if (!reader.ok() || !reader.AtEnd())
-      return Result::Fail(Code::kPeerLost, comm_->world().Name(From(round)) + " sent a damaged list of requests");
+      return Result::Fail(Code::kPeerLost,
+                          comm_->world().Name(From(round)) + " sent a damaged list of requests");
   }
   return {};
 }

@@ -5,7 +5,8 @@
 namespace sparkvod {
 namespace {
 
-// What is summed, or passed on, at a time: small enough to stay in the caches, large enough to be worth a call.
+// What is summed, or passed on, at a time: small enough to stay in the caches, large enough to be
+// worth a call.
 constexpr size_t kPieceBytes = 128 << 10;
 
 }  // namespace
@@ -18,8 +19,8 @@ Result RingAllreduce(Communicator& comm, DType dtype, void* data, size_t count, 
   const auto block = [&](int b) { return count * static_cast<size_t>(b) / static_cast<size_t>(n); };
   std::vector<char> piece(kPieceBytes);
 
-  // Reduce-scatter. In step s this rank passes on block me-s, to which it has added its share, and adds block me-s-1 to its
-  // own. What it adds last, block me+1, is complete.
+  // Reduce-scatter. In step s this rank passes on block me-s, to which it has added its share, and
+  // adds block me-s-1 to its own. What it adds last, block me+1, is complete.
   for (int s = 0; s < n - 1; ++s) {
     const int give = (me - s + n) % n, take = (me - s - 1 + n) % n;
     const char* out = base + block(give) * size;
@@ -31,7 +32,8 @@ Result RingAllreduce(Communicator& comm, DType dtype, void* data, size_t count, 
       *step = Communicator::Step::kStuck;
       if (out_bytes > 0) {
         size_t sent = 0;
-        if (Result r = comm.channel(next).TrySend(out, out_bytes, &sent); !r.ok()) return comm.Blame(next, r);
+        if (Result r = comm.channel(next).TrySend(out, out_bytes, &sent); !r.ok())
+          return comm.Blame(next, r);
         out += sent;
         out_bytes -= sent;
         if (sent > 0) *step = Communicator::Step::kMoved;
@@ -59,7 +61,8 @@ Result RingAllreduce(Communicator& comm, DType dtype, void* data, size_t count, 
   }
   for (int s = 0; s < n - 1; ++s) {
     const int give = (me + 1 - s + n) % n, take = (me - s + n) % n;
-    SPARKVOD_TRY(comm.SendRecv(next, base + block(give) * size, (block(give + 1) - block(give)) * size, before,
+    SPARKVOD_TRY(comm.SendRecv(next, base + block(give) * size,
+                               (block(give + 1) - block(give)) * size, before,
                                base + block(take) * size, (block(take + 1) - block(take)) * size));
   }
   return {};
@@ -69,7 +72,9 @@ Result RingAllgather(Communicator& comm, char* data, const std::vector<size_t>& 
   const int n = comm.size(), me = comm.rank();
   const int next = (me + 1) % n, before = (me + n - 1) % n;
   const auto at = [&](int b) { return data + offsets[static_cast<size_t>(b)]; };
-  const auto bytes = [&](int b) { return offsets[static_cast<size_t>(b) + 1] - offsets[static_cast<size_t>(b)]; };
+  const auto bytes = [&](int b) {
+    return offsets[static_cast<size_t>(b) + 1] - offsets[static_cast<size_t>(b)];
+  };
   for (int s = 0; s < n - 1; ++s) {
     const int give = (me - s + n) % n, take = (me - s - 1 + n) % n;
     SPARKVOD_TRY(comm.SendRecv(next, at(give), bytes(give), before, at(take), bytes(take)));
@@ -81,27 +86,31 @@ Result ChainBroadcast(Communicator& comm, void* data, size_t bytes, int root) {
   const int n = comm.size(), place = (comm.rank() - root + n) % n;
   const int next = (comm.rank() + 1) % n, before = (comm.rank() + n - 1) % n;
   char* const base = static_cast<char*>(data);
-  size_t have = place == 0 ? bytes : 0;       // bytes that are here
+  size_t have = place == 0 ? bytes : 0;      // bytes that are here
   size_t give = place == n - 1 ? 0 : bytes;  // bytes yet to pass on
-  return comm.Progress(kForMessage, place == 0 ? next : before, [&](Communicator::Step* step) -> Result {
-    *step = Communicator::Step::kStuck;
-    if (have < bytes) {
-      size_t got = 0;
-      if (Result r = comm.channel(before).TryRecv(base + have, std::min(kPieceBytes, bytes - have), &got); !r.ok())
-        return comm.Blame(before, r);
-      have += got;
-      if (got > 0) *step = Communicator::Step::kMoved;
-    }
-    const size_t given = (place == n - 1 ? 0 : bytes) - give;
-    if (give > 0 && have > given) {
-      size_t sent = 0;
-      if (Result r = comm.channel(next).TrySend(base + given, have - given, &sent); !r.ok()) return comm.Blame(next, r);
-      give -= sent;
-      if (sent > 0) *step = Communicator::Step::kMoved;
-    }
-    if (have == bytes && give == 0) *step = Communicator::Step::kDone;
-    return {};
-  });
+  return comm.Progress(
+      kForMessage, place == 0 ? next : before, [&](Communicator::Step* step) -> Result {
+        *step = Communicator::Step::kStuck;
+        if (have < bytes) {
+          size_t got = 0;
+          if (Result r = comm.channel(before).TryRecv(base + have,
+                                                      std::min(kPieceBytes, bytes - have), &got);
+              !r.ok())
+            return comm.Blame(before, r);
+          have += got;
+          if (got > 0) *step = Communicator::Step::kMoved;
+        }
+        const size_t given = (place == n - 1 ? 0 : bytes) - give;
+        if (give > 0 && have > given) {
+          size_t sent = 0;
+          if (Result r = comm.channel(next).TrySend(base + given, have - given, &sent); !r.ok())
+            return comm.Blame(next, r);
+          give -= sent;
+          if (sent > 0) *step = Communicator::Step::kMoved;
+        }
+        if (have == bytes && give == 0) *step = Communicator::Step::kDone;
+        return {};
+      });
 }
 
 }  // namespace sparkvod

@@ -19,7 +19,8 @@ std::vector<int64_t> Placement(const std::vector<Request>& by_rank, size_t e) {
   return places;
 }
 
-bool Joins(const Batch& batch, DType dtype, const Request& request, size_t bytes, size_t threshold) {
+bool Joins(const Batch& batch, DType dtype, const Request& request, size_t bytes,
+           size_t threshold) {
   return !batch.pieces.empty() && batch.call.placement.empty() && batch.call.dtype == dtype &&
          batch.call.op == request.op && batch.call.prescale == request.prescale &&
          batch.call.postscale == request.postscale && batch.bytes + bytes <= threshold;

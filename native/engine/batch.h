@@ -19,9 +19,10 @@ struct Batch {
   size_t bytes = 0;
 };
 
-// Small tensors of one dtype, operation and scaling meet in one call of at most `threshold` bytes; tensors of 1 MiB and
-// more, and those that lie in engine memory on every rank, go alone, since putting them together would cost copies. The
-// plan depends on nothing but what all ranks know, so all ranks make the same. Operations that disagree are left out.
+// Small tensors of one dtype, operation and scaling meet in one call of at most `threshold` bytes;
+// tensors of 1 MiB and more, and those that lie in engine memory on every rank, go alone, since
+// putting them together would cost copies. The plan depends on nothing but what all ranks know, so
+// all ranks make the same. Operations that disagree are left out.
 std::vector<Batch> PlanBatches(const std::vector<Agreed>& agreed, size_t threshold);
 
 }  // namespace sparkvod

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 
 namespace sparkvod {
 namespace {
@@ -11,7 +10,8 @@ namespace {
 constexpr int kInterruptMs = 200;
 // An agreed end must not wait for a rank that is stopped or gone.
 constexpr double kShutdownSeconds = 5;
-// After a caller has driven, the background thread looks this often, for this long, before it sleeps until it is rung.
+// After a caller has driven, the background thread looks this often, for this long, before it
+// sleeps until it is rung.
 constexpr int kPatrolMs = 1;
 constexpr int64_t kPatrolForNs = 20000000;
 
@@ -25,24 +25,24 @@ Result Engine::Create(const Config& config, std::unique_ptr<Engine>* out) {
 Engine::~Engine() {
   Abort("its engine was destroyed without shutdown");
   if (background_.joinable()) background_.join();
-  // Operations own memory of the arena; the backend frees its own before the world goes.
-  backend_.reset();
 }
 
 Result Engine::Listen(std::string* endpoint) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (state_ != State::kNew) return Result::Fail(Code::kInvalid, "listen() was called twice on one engine");
+  if (state_ != State::kNew)
+    return Result::Fail(Code::kInvalid, "listen() was called twice on one engine");
   SPARKVOD_TRY(Bootstrap::Listen(config_, &bootstrap_, endpoint));
   state_ = State::kListening;
   return {};
 }
 
-Result Engine::Connect(int rank, const std::vector<std::string>& endpoints, const std::string& secret,
-                       const Interrupted& interrupted) {
+Result Engine::Connect(int rank, const std::vector<std::string>& endpoints,
+                       const std::string& secret, const Interrupted& interrupted) {
   {
     std::lock_guard<std::mutex> lock(mu_);
     if (state_ != State::kListening)
-      return Result::Fail(Code::kInvalid, "connect() needs an engine that listens and has not connected yet");
+      return Result::Fail(Code::kInvalid,
+                          "connect() needs an engine that listens and has not connected yet");
   }
   SPARKVOD_TRY(bootstrap_->Connect(rank, endpoints, secret, interrupted, &world_));
   bootstrap_.reset();
@@ -53,8 +53,15 @@ Result Engine::Connect(int rank, const std::vector<std::string>& endpoints, cons
       return Result::Fail(Code::kShutDown, "interrupted by a signal");
     return {};
   });
-  negotiator_ = std::make_unique<Negotiator>(comm_.get(), static_cast<size_t>(config_.cache_capacity));
-  SPARKVOD_TRY(MakeBackend("builtin", comm_.get(), config_, &backend_));
+  negotiator_ =
+      std::make_unique<Negotiator>(comm_.get(), static_cast<size_t>(config_.cache_capacity));
+  std::unique_ptr<Backend> backend;
+  SPARKVOD_TRY(MakeBackend("builtin", comm_.get(), config_, &backend));
+  executor_ = std::make_unique<Executor>(
+      world_.get(), comm_.get(), std::move(backend), static_cast<size_t>(config_.fusion_threshold),
+      [this](const std::shared_ptr<Operation>& operation, const Result& result) {
+        Finish(operation, result);
+      });
   std::lock_guard<std::mutex> lock(mu_);
   state_ = State::kRunning;
   background_ = std::thread([this] { Background(); });
@@ -63,7 +70,8 @@ Result Engine::Connect(int rank, const std::vector<std::string>& endpoints, cons
 
 Result Engine::Allocate(size_t bytes, std::shared_ptr<Memory>* out) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (world_ == nullptr) return Result::Fail(Code::kInvalid, "allocate() needs an engine that has connected");
+  if (world_ == nullptr)
+    return Result::Fail(Code::kInvalid, "allocate() needs an engine that has connected");
   char* data = nullptr;
   SPARKVOD_TRY(world_->arena->Allocate(bytes, &data));
   *out = std::make_shared<Memory>(world_->arena, data, bytes);
@@ -71,25 +79,32 @@ Result Engine::Allocate(size_t bytes, std::shared_ptr<Memory>* out) {
 }
 
 Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64_t* handle) {
-  if (request.collective != Collective::kBarrier && (request.entries.empty() || request.entries.size() != parts.size()))
-    return Result::Fail(Code::kInvalid, "'" + request.name + "' has " + std::to_string(request.entries.size()) +
-                                            " tensors; at least one, with its memory, was expected");
+  if (request.collective != Collective::kBarrier &&
+      (request.entries.empty() || request.entries.size() != parts.size()))
+    return Result::Fail(Code::kInvalid,
+                        "'" + request.name + "' has " + std::to_string(request.entries.size()) +
+                            " tensors; at least one, with its memory, was expected");
   for (const Entry& e : request.entries) {
-    if (backend_ != nullptr && !backend_->Supports(request.collective, e.dtype))
-      return Result::Fail(Code::kInvalid, std::string(NameOf(request.collective)) + " of '" + request.name +
-                                              "' was asked for dtype " + NameOf(e.dtype) +
-                                              "; int32, int64, float16, bfloat16, float32 and float64 can be reduced");
+    if (executor_ != nullptr && !executor_->backend().Supports(request.collective, e.dtype))
+      return Result::Fail(
+          Code::kInvalid,
+          std::string(NameOf(request.collective)) + " of '" + request.name +
+              "' was asked for dtype " + NameOf(e.dtype) +
+              "; int32, int64, float16, bfloat16, float32 and float64 can be reduced");
     if (request.collective == Collective::kAllgather && e.shape.empty())
-      return Result::Fail(Code::kInvalid, "allgather of '" + request.name + "' needs at least one dimension");
+      return Result::Fail(Code::kInvalid,
+                          "allgather of '" + request.name + "' needs at least one dimension");
   }
-  if (request.collective == Collective::kBroadcast && (request.root < 0 || request.root >= topology_.size))
-    return Result::Fail(Code::kInvalid, "broadcast of '" + request.name + "' has root " + std::to_string(request.root) +
-                                            "; a rank from 0 to " + std::to_string(topology_.size - 1) +
-                                            " was expected");
+  if (request.collective == Collective::kBroadcast &&
+      (request.root < 0 || request.root >= topology_.size))
+    return Result::Fail(Code::kInvalid, "broadcast of '" + request.name + "' has root " +
+                                            std::to_string(request.root) + "; a rank from 0 to " +
+                                            std::to_string(topology_.size - 1) + " was expected");
   for (size_t i = 0; i < request.entries.size(); ++i) {
     Entry& e = request.entries[i];
     const size_t bytes = static_cast<size_t>(e.count()) * SizeOf(e.dtype);
-    if (request.collective == Collective::kAllreduce && world_ != nullptr && parts[i].in == parts[i].out)
+    if (request.collective == Collective::kAllreduce && world_ != nullptr &&
+        parts[i].in == parts[i].out)
       e.placement = world_->arena->OffsetOf(parts[i].out, bytes);
   }
   auto operation = std::make_shared<Operation>();
@@ -99,10 +114,13 @@ Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64
 
   std::lock_guard<std::mutex> lock(mu_);
   if (state_ == State::kStopped) return cause_;
-  if (state_ != State::kRunning) return Result::Fail(Code::kInvalid, "a collective needs an engine that has connected");
+  if (state_ != State::kRunning)
+    return Result::Fail(Code::kInvalid, "a collective needs an engine that has connected");
   if (!in_flight_.insert(operation->request.name).second)
-    return Result::Fail(Code::kInvalid, "a tensor named '" + operation->request.name +
-                                            "' is in flight already; names must be unique among pending collectives");
+    return Result::Fail(
+        Code::kInvalid,
+        "a tensor named '" + operation->request.name +
+            "' is in flight already; names must be unique among pending collectives");
   *handle = next_handle_++;
   handles_.emplace(*handle, operation);
   queue_.push_back(std::move(operation));
@@ -120,7 +138,8 @@ Result Engine::Find(int64_t handle, std::shared_ptr<Operation>* out) {
   std::lock_guard<std::mutex> lock(mu_);
   const auto it = handles_.find(handle);
   if (it == handles_.end())
-    return Result::Fail(Code::kInvalid, "handle " + std::to_string(handle) + " is unknown or was released");
+    return Result::Fail(Code::kInvalid,
+                        "handle " + std::to_string(handle) + " is unknown or was released");
   *out = it->second;
   return {};
 }
@@ -135,13 +154,13 @@ Result Engine::Poll(int64_t handle, bool* done) {
 Result Engine::Wait(int64_t handle, double seconds, const Interrupted& interrupted) {
   std::shared_ptr<Operation> operation;
   SPARKVOD_TRY(Find(handle, &operation));
-  WaitUntil([&] { return operation->done.load(); }, Deadline::After(seconds < 0 ? 0 : std::max(seconds, 1e-9)),
-            interrupted);
+  WaitUntil([&] { return operation->done.load(); },
+            Deadline::After(seconds < 0 ? 0 : std::max(seconds, 1e-9)), interrupted);
   if (operation->done.load()) return operation->result;
   char text[32];
   std::snprintf(text, sizeof text, "%g", seconds);
-  return Result::Fail(Code::kTimeout, "'" + operation->request.name + "' was not done within " + text +
-                                          " s; it goes on, and may be waited for again");
+  return Result::Fail(Code::kTimeout, "'" + operation->request.name + "' was not done within " +
+                                          text + " s; it goes on, and may be waited for again");
 }
 
 void Engine::Release(int64_t handle) {
@@ -189,8 +208,12 @@ Result Engine::Shutdown(const Interrupted& interrupted) {
 }
 
 Stats Engine::GetStats() {
-  std::unique_lock<std::mutex> lock(mu_);
-  Stats stats = stats_;
+  Stats stats;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    stats = stats_;
+  }
+  if (executor_ != nullptr) stats.collectives = executor_->Counts();
   return stats;
 }
 
@@ -206,11 +229,13 @@ void Engine::LeaveToBackground() {
     std::atomic<uint32_t>& sleeper = world_->arena->header().sleeper;
     if (HasOwnWork() || negotiator_->pending()) {
       sleeper.store(kIdle);
-      // What came in since the driver's last look, or while TCP sockets were silent for the background thread, is its.
+      // What came in since the driver's last look, or while TCP sockets were silent for the
+      // background thread, is its.
       if (HasWork() || world_->idle.any_fired()) world_->idle.Ring();
     } else {
-      // Nothing of this rank waits, so joining a peer's cycle now would not bring anybody on: no collective ends without
-      // what this rank has yet to submit. The caller is likely to be back first; if not, the patrol joins.
+      // Nothing of this rank waits, so joining a peer's cycle now would not bring anybody on: no
+      // collective ends without what this rank has yet to submit. The caller is likely to be back
+      // first; if not, the patrol joins.
       sleeper.store(kAwake);
       patrol_until_ns_ = NowNs() + kPatrolForNs;
       if (!patrolling_) {
@@ -228,7 +253,8 @@ void Engine::ReleaseToken() {
 }
 
 bool Engine::HasOwnWork() const {
-  return queued_.load() > 0 || again_ || aborted_.load() || (want_shutdown_.load() && !shutdown_said_);
+  return queued_.load() > 0 || again_ || aborted_.load() ||
+         (want_shutdown_.load() && !shutdown_said_);
 }
 
 bool Engine::HasWork() {
@@ -252,81 +278,29 @@ void Engine::RunCycle() {
   shutdown_said_ = shutdown_said_ || ending;
   Negotiator::Outcome outcome;
   again_ = false;
-  if (Result r = negotiator_->Cycle(std::move(fresh), ending, &outcome); !r.ok()) return Stop(r, false);
+  if (Result r = negotiator_->Cycle(std::move(fresh), ending, &outcome); !r.ok())
+    return Stop(r, false);
   again_ = outcome.again;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    stats_.cycles = negotiator_->cycles();
+    stats_.cache_hits = negotiator_->cache_hits();
+    stats_.cache_misses = negotiator_->cache_misses();
+    stats_.sleeps = comm_->sleeps();
+  }
   if (!outcome.agreed.empty()) {
     unmasked_ = false;
-    if (Result r = Execute(outcome.agreed); !r.ok()) {
+    if (Result r = executor_->Execute(outcome.agreed); !r.ok()) {
       for (const Agreed& agreed : outcome.agreed)
-        if (agreed.operation != nullptr && !agreed.operation->done.load()) Finish(agreed.operation, r);
+        if (agreed.operation != nullptr && !agreed.operation->done.load())
+          Finish(agreed.operation, r);
       return Stop(r, false);
     }
   }
   if (outcome.shut_down)
-    Stop(Result::Fail(Code::kShutDown, ending ? "the engine was shut down" : "another rank shut the world down"), true);
-}
-
-Result Engine::Execute(const std::vector<Agreed>& agreed) {
-  std::vector<size_t> left(agreed.size());
-  for (size_t i = 0; i < agreed.size(); ++i) {
-    left[i] = agreed[i].operation->request.collective == Collective::kAllreduce ? agreed[i].by_rank->at(0).entries.size() : 1;
-    if (!agreed[i].error.ok()) Finish(agreed[i].operation, agreed[i].error);
-  }
-  for (const Batch& batch : PlanBatches(agreed, static_cast<size_t>(config_.fusion_threshold))) {
-    SPARKVOD_TRY(ExecuteBatch(batch, agreed));
-    for (const Batch::Piece& piece : batch.pieces)
-      if (--left[piece.agreed] == 0) Finish(agreed[piece.agreed].operation, {});
-  }
-  return {};
-}
-
-Result Engine::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agreed) {
-  const Agreed& first = agreed[batch.pieces[0].agreed];
-  const Request& request = first.operation->request;
-  comm_->Describe(std::string(NameOf(request.collective)) + " of '" + request.name + "'" +
-                  (batch.pieces.size() > 1 ? " and " + std::to_string(batch.pieces.size() - 1) + " more" : ""));
-  Carrier carrier;
-  size_t bytes = batch.bytes;
-  switch (request.collective) {
-    case Collective::kAllreduce: {
-      AllreduceCall call = batch.call;
-      for (const Batch::Piece& piece : batch.pieces)
-        call.parts.push_back(agreed[piece.agreed].operation->parts[piece.entry]);
-      SPARKVOD_TRY(backend_->Allreduce(call, &carrier));
-      break;
-    }
-    case Collective::kAllgather:
-      SPARKVOD_TRY(ExecuteAllgather(first, &carrier));
-      bytes = first.operation->gathered->bytes();
-      break;
-    case Collective::kBroadcast: {
-      const Part& part = first.operation->parts[0];
-      bytes = part.count * SizeOf(request.entries[0].dtype);
-      if (request.root == comm_->rank() && part.in != part.out) std::memcpy(part.out, part.in, bytes);
-      SPARKVOD_TRY(backend_->Broadcast(part.out, bytes, request.root, &carrier));
-      break;
-    }
-    case Collective::kBarrier: break;  // the agreement was the barrier
-  }
-  Count(request.collective, carrier, batch.pieces.size(), bytes);
-  return {};
-}
-
-Result Engine::ExecuteAllgather(const Agreed& agreed, Carrier* carrier) {
-  Operation& operation = *agreed.operation;
-  const Entry& own = operation.request.entries[0];
-  size_t row_bytes = SizeOf(own.dtype);
-  for (size_t d = 1; d < own.shape.size(); ++d) row_bytes *= static_cast<size_t>(own.shape[d]);
-  std::vector<size_t> offsets{0};
-  for (const Request& r : *agreed.by_rank) {
-    operation.rows.push_back(r.entries[0].shape[0]);
-    offsets.push_back(offsets.back() + static_cast<size_t>(r.entries[0].shape[0]) * row_bytes);
-  }
-  SPARKVOD_TRY(Allocate(offsets.back(), &operation.gathered));
-  char* data = operation.gathered->data();
-  const auto me = static_cast<size_t>(comm_->rank());
-  if (offsets[me + 1] > offsets[me]) std::memcpy(data + offsets[me], operation.parts[0].in, offsets[me + 1] - offsets[me]);
-  return backend_->Allgather(data, offsets, carrier);
+    Stop(Result::Fail(Code::kShutDown,
+                      ending ? "the engine was shut down" : "another rank shut the world down"),
+         true);
 }
 
 void Engine::Finish(const std::shared_ptr<Operation>& operation, const Result& result) {
@@ -337,24 +311,12 @@ void Engine::Finish(const std::shared_ptr<Operation>& operation, const Result& r
   if (waiters_ > 0) cv_.notify_all();
 }
 
-void Engine::Count(Collective collective, const Carrier& carrier, size_t tensors, size_t bytes) {
-  std::lock_guard<std::mutex> lock(mu_);
-  Stats::Carried& carried = stats_.collectives[std::string(NameOf(collective)) + "/" + comm_->transport() + "/" +
-                                               carrier.algorithm];
-  ++carried.calls;
-  carried.tensors += tensors;
-  carried.bytes += bytes;
-  stats_.cycles = negotiator_->cycles();
-  stats_.cache_hits = negotiator_->cache_hits();
-  stats_.cache_misses = negotiator_->cache_misses();
-  stats_.sleeps = comm_->sleeps();
-}
-
 void Engine::Stop(const Result& cause, bool orderly) {
   if (stopped_.load()) return;
   Departure how;
   how.orderly = orderly;
-  how.relayed = !aborted_.load() && (cause.code() == Code::kPeerLost || cause.code() == Code::kTimeout);
+  how.relayed =
+      !aborted_.load() && (cause.code() == Code::kPeerLost || cause.code() == Code::kTimeout);
   how.code = cause.code() == Code::kShutDown ? Code::kPeerLost : cause.code();
   how.cause = cause.Report();
   for (Peer& peer : world_->peers)
@@ -389,8 +351,9 @@ void Engine::CheckStall() {
   if (age >= config_.collective_timeout) {
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%g", config_.collective_timeout);
-    Stop(Result::Fail(Code::kTimeout, negotiator_->Missing() + " within " + seconds +
-                                          " s (SPARKVOD_COLLECTIVE_TIMEOUT); every rank must make the same calls"),
+    Stop(Result::Fail(Code::kTimeout,
+                      negotiator_->Missing() + " within " + seconds +
+                          " s (SPARKVOD_COLLECTIVE_TIMEOUT); every rank must make the same calls"),
          false);
   } else if (!unmasked_ && age >= 0.5 * config_.collective_timeout) {
     unmasked_ = true;
@@ -408,14 +371,20 @@ void Engine::DriveUntil(Until until, const Deadline& deadline, const Interrupted
       continue;
     }
     int most = deadline.LeftMs(interrupted ? kInterruptMs : -1);
-    if (const int stall = StallCheckMs(); stall >= 0) most = most < 0 ? stall : std::min(most, stall);
+    if (const int stall = StallCheckMs(); stall >= 0)
+      most = most < 0 ? stall : std::min(most, stall);
     Communicator::Step step;
-    const Result waited = comm_->Await(kForMessage, most, [&](Communicator::Step* s) -> Result {
-      *s = HasWork() || until() ? Communicator::Step::kDone : Communicator::Step::kStuck;
-      return {};
-    }, &step);
-    if (!waited.ok()) Stop(waited, false);
-    else CheckStall();
+    const Result waited = comm_->Await(
+        kForMessage, most,
+        [&](Communicator::Step* s) -> Result {
+          *s = HasWork() || until() ? Communicator::Step::kDone : Communicator::Step::kStuck;
+          return {};
+        },
+        &step);
+    if (!waited.ok())
+      Stop(waited, false);
+    else
+      CheckStall();
   }
   interrupted_ = nullptr;
 }
@@ -478,7 +447,8 @@ void Engine::Background() {
     if (patrolling_ && !news && !HasWork()) continue;
     TakeToken();
     lock.unlock();
-    if (Result departed = comm_->CheckPeers(news); !departed.ok() && !HasWork()) Stop(departed, false);
+    if (Result departed = comm_->CheckPeers(news); !departed.ok() && !HasWork())
+      Stop(departed, false);
     CheckStall();
     while (HasWork()) RunCycle();
     lock.lock();

@@ -1,4 +1,5 @@
-// One rank's engine: what front ends submit to and wait on. docs/threading.md says which thread does what.
+// One rank's engine: what front ends submit to and wait on. docs/threading.md says which thread
+// does what.
 //
 // An object without globals: N engines in N threads of one process are a world of N ranks.
 #pragma once
@@ -14,10 +15,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "native/backends/backend.h"
 #include "native/base/config.h"
 #include "native/bootstrap/bootstrap.h"
-#include "native/engine/batch.h"
+#include "native/engine/executor.h"
 #include "native/engine/negotiator.h"
 #include "native/engine/operation.h"
 #include "native/engine/stats.h"
@@ -43,11 +43,13 @@ class Engine {
 
   Result Allocate(size_t bytes, std::shared_ptr<Memory>* out);
 
-  // Queues a collective. `request.entries` give dtypes and shapes, `parts` the memory of each. `wake`: let the background
-  // thread begin; without it the caller is about to Wait. Names must not be in flight twice.
+  // Queues a collective. `request.entries` give dtypes and shapes, `parts` the memory of each.
+  // `wake`: let the background thread begin; without it the caller is about to Wait. Names must not
+  // be in flight twice.
   Result Submit(Request request, std::vector<Part> parts, bool wake, int64_t* handle);
   Result Poll(int64_t handle, bool* done);
-  // Waits until the collective is done and returns how it ended, kTimeout when `seconds` (< 0: for ever) pass before.
+  // Waits until the collective is done and returns how it ended, kTimeout when `seconds` (< 0: for
+  // ever) pass before.
   Result Wait(int64_t handle, double seconds = -1, const Interrupted& interrupted = {});
   // The operation, for its output.
   Result Find(int64_t handle, std::shared_ptr<Operation>* out);
@@ -68,14 +70,11 @@ class Engine {
   bool HasOwnWork() const;  // this rank has something to say
   bool HasWork();           // or a peer has begun a cycle
   void RunCycle();
-  Result Execute(const std::vector<Agreed>& agreed);
-  Result ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agreed);
-  Result ExecuteAllgather(const Agreed& agreed, Carrier* carrier);
   void Finish(const std::shared_ptr<Operation>& operation, const Result& result);
-  void Count(Collective collective, const Carrier& carrier, size_t tensors, size_t bytes);
   // Ends the engine: tells the peers, fails everything pending.
   void Stop(const Result& cause, bool orderly);
-  // Fails the engine when an operation has waited too long for other ranks; asks who is missing before.
+  // Fails the engine when an operation has waited too long for other ranks; asks who is missing
+  // before.
   void CheckStall();
   int StallCheckMs() const;
   template <typename Until>
@@ -88,7 +87,8 @@ class Engine {
   void LeaveToBackground();
 
   void Background();
-  // Drives, or waits for who drives, until `until`, the deadline, an interrupt, or the end of the engine.
+  // Drives, or waits for who drives, until `until`, the deadline, an interrupt, or the end of the
+  // engine.
   template <typename Until>
   void WaitUntil(Until until, const Deadline& deadline, const Interrupted& interrupted);
 
@@ -98,7 +98,7 @@ class Engine {
   std::unique_ptr<World> world_;
   std::unique_ptr<Communicator> comm_;
   std::unique_ptr<Negotiator> negotiator_;
-  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Executor> executor_;
   std::thread background_;
 
   std::mutex mu_;
@@ -106,7 +106,8 @@ class Engine {
   State state_ = State::kNew;
   bool driving_ = false;  // somebody holds the driver token
   bool rung_ = false;     // the background thread was rung and has not looked yet
-  bool patrolling_ = false;      // the background thread looks by itself now and then, nobody need ring it
+  bool patrolling_ =
+      false;  // the background thread looks by itself now and then, nobody need ring it
   int64_t patrol_until_ns_ = 0;  // and does so until then
   int waiters_ = 0;
   int64_t next_handle_ = 1;
@@ -122,7 +123,7 @@ class Engine {
   std::atomic<bool> aborted_{false};
   std::atomic<bool> want_shutdown_{false};
   // The driver's own:
-  bool again_ = false;           // a cycle is due although nothing new was submitted
+  bool again_ = false;  // a cycle is due although nothing new was submitted
   bool shutdown_said_ = false;
   bool unmasked_ = false;
   const Interrupted* interrupted_ = nullptr;  // of the caller that drives

@@ -7,7 +7,9 @@ namespace {
 
 enum Flags : uint16_t { kShutDown = 1, kUnsaid = 2 };
 
-bool Test(const std::vector<uint64_t>& bits, size_t i) { return (bits[i / 64] >> (i % 64) & 1) != 0; }
+bool Test(const std::vector<uint64_t>& bits, size_t i) {
+  return (bits[i / 64] >> (i % 64) & 1) != 0;
+}
 void Set(std::vector<uint64_t>* bits, size_t i) { (*bits)[i / 64] |= uint64_t{1} << (i % 64); }
 void Clear(std::vector<uint64_t>* bits, size_t i) { (*bits)[i / 64] &= ~(uint64_t{1} << (i % 64)); }
 
@@ -16,7 +18,8 @@ void Clear(std::vector<uint64_t>* bits, size_t i) { (*bits)[i / 64] &= ~(uint64_
 Negotiator::Negotiator(Communicator* comm, size_t cache_capacity)
     : comm_(comm), dissemination_(comm), capacity_(cache_capacity) {}
 
-Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shut_down, Outcome* out) {
+Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shut_down,
+                         Outcome* out) {
   comm_->Describe("negotiation");
   for (std::shared_ptr<Operation>& operation : fresh) {
     const Request& request = operation->request;
@@ -31,7 +34,8 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shu
     }
     waiting_.emplace(request.name, std::move(operation));
   }
-  uint16_t flags = static_cast<uint16_t>((shut_down ? kShutDown : 0) | (unsaid_.empty() ? 0 : kUnsaid));
+  uint16_t flags =
+      static_cast<uint16_t>((shut_down ? kShutDown : 0) | (unsaid_.empty() ? 0 : kUnsaid));
   bits_ = own_bits_;
   SPARKVOD_TRY(dissemination_.Agree(&flags, &bits_));
 
@@ -56,7 +60,8 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shu
       for (size_t i = 0; i < count; ++i) {
         Request request;
         if (Result decoded = Decode(&reader, &request); !decoded.ok())
-          return Result::Fail(Code::kPeerLost, comm_->world().Name(r) + " sent " + decoded.Report());
+          return Result::Fail(Code::kPeerLost,
+                              comm_->world().Name(r) + " sent " + decoded.Report());
         Hear(r, std::move(request), out);
       }
     }
@@ -91,7 +96,8 @@ void Negotiator::Complete(const std::string& name, Said said, Outcome* out) {
   out->agreed.push_back({TakeWaiting(name), std::move(by_rank), std::move(error)});
 }
 
-void Negotiator::Insert(const std::string& name, std::shared_ptr<const std::vector<Request>> by_rank) {
+void Negotiator::Insert(const std::string& name,
+                        std::shared_ptr<const std::vector<Request>> by_rank) {
   if (capacity_ == 0) return;
   if (free_.empty() && slots_.size() == capacity_) Evict(ages_.front());
   size_t slot = slots_.size();
@@ -147,7 +153,8 @@ std::string Negotiator::Missing() const {
   constexpr int kShown = 5;
   int shown = 0;
   for (const auto& [name, operation] : waiting_) {
-    if (++shown > kShown) return text + "; and " + std::to_string(waiting_.size() - kShown) + " more";
+    if (++shown > kShown)
+      return text + "; and " + std::to_string(waiting_.size() - kShown) + " more";
     if (!text.empty()) text += "; ";
     text += "'" + name + "' (" + operation->request.Describe() + ")";
     const auto said = said_.find(name);

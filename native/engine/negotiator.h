@@ -1,8 +1,9 @@
 // Many tensors from many ranks -> one agreed order.
 //
-// Everything here is replicated: every rank sees the same lists in the same order and comes to the same decisions, so no
-// rank directs the others. A request that was executed before and has not changed is one bit (the response cache); others
-// travel in full once. A request that differs from its cached form evicts it on all ranks.
+// Everything here is replicated: every rank sees the same lists in the same order and comes to the
+// same decisions, so no rank directs the others. A request that was executed before and has not
+// changed is one bit (the response cache); others travel in full once. A request that differs from
+// its cached form evicts it on all ranks.
 //
 // Used by the holder of the driver token only.
 #pragma once
@@ -20,7 +21,8 @@
 
 namespace sparkvod {
 
-// What all ranks have asked for: this rank's operation and every rank's request (empty when they disagree).
+// What all ranks have asked for: this rank's operation and every rank's request (empty when they
+// disagree).
 struct Agreed {
   std::shared_ptr<Operation> operation;
   std::shared_ptr<const std::vector<Request>> by_rank;
@@ -45,7 +47,8 @@ class Negotiator {
   bool pending() const { return !waiting_.empty(); }
   // Submission time of the oldest of them; INT64_MAX when there is none.
   int64_t oldest_ns() const;
-  // Says the oldest pending request in full instead of by its bit, so that the next cycle shows who is missing.
+  // Says the oldest pending request in full instead of by its bit, so that the next cycle shows who
+  // is missing.
   void Unmask();
   // "'grad' (allreduce of ...): ranks 1,3 have not submitted it", for every pending operation.
   std::string Missing() const;
@@ -83,7 +86,8 @@ class Negotiator {
   std::unordered_map<std::string, size_t> slot_of_;
   std::map<std::string, Said> said_;  // names that some ranks have said in full, not yet all
   std::unordered_map<std::string, std::shared_ptr<Operation>> waiting_;  // this rank's operations
-  std::vector<std::shared_ptr<Operation>> unsaid_;  // this rank's, to be said in full in the next cycle
+  std::vector<std::shared_ptr<Operation>>
+      unsaid_;  // this rank's, to be said in full in the next cycle
   std::vector<uint64_t> bits_, own_bits_;
   uint64_t hits_ = 0, misses_ = 0;
 };

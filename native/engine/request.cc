@@ -17,10 +17,12 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// Entries that must agree are compared without their placement, and allgather's without the first dimension.
+// Entries that must agree are compared without their placement, and allgather's without the first
+// dimension.
 bool Fits(const Request& a, const Request& b) {
-  if (a.collective != b.collective || a.op != b.op || a.root != b.root || a.prescale != b.prescale ||
-      a.postscale != b.postscale || a.entries.size() != b.entries.size())
+  if (a.collective != b.collective || a.op != b.op || a.root != b.root ||
+      a.prescale != b.prescale || a.postscale != b.postscale ||
+      a.entries.size() != b.entries.size())
     return false;
   for (size_t i = 0; i < a.entries.size(); ++i) {
     const Entry &x = a.entries[i], &y = b.entries[i];
@@ -49,8 +51,10 @@ std::string Request::Describe() const {
   if (collective == Collective::kBroadcast) text += " (root " + std::to_string(root) + ")";
   constexpr size_t kShown = 4;
   for (size_t i = 0; i < entries.size() && i < kShown; ++i)
-    text += std::string(i == 0 ? " of " : ", ") + NameOf(entries[i].dtype) + " " + ShapeText(entries[i].shape);
-  if (entries.size() > kShown) text += ", ... " + std::to_string(entries.size()) + " tensors in all";
+    text += std::string(i == 0 ? " of " : ", ") + NameOf(entries[i].dtype) + " " +
+            ShapeText(entries[i].shape);
+  if (entries.size() > kShown)
+    text += ", ... " + std::to_string(entries.size()) + " tensors in all";
   if (prescale != 1 || postscale != 1) {
     char scale[64];
     std::snprintf(scale, sizeof scale, " scaled by %g before and %g after", prescale, postscale);
@@ -121,7 +125,8 @@ Result CheckAgreement(const std::vector<Request>& by_rank) {
   for (size_t i = 0; i < order.size(); ++i) {
     const std::string& ranks = ranks_of[order[i]];
     const bool one = ranks.find(',') == std::string::npos;
-    text += (i > 0 ? ", " : "") + std::string(one ? "rank " : "ranks ") + ranks + " sent " + order[i];
+    text +=
+        (i > 0 ? ", " : "") + std::string(one ? "rank " : "ranks ") + ranks + " sent " + order[i];
   }
   return Result::Fail(Code::kMismatch, text + "; every rank must submit the same under one name");
 }

@@ -1,4 +1,5 @@
-// What a rank wants done, as the other ranks need to know it. Fixed binary form with a version and limits.
+// What a rank wants done, as the other ranks need to know it. Fixed binary form with a version and
+// limits.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ namespace sparkvod {
 struct Entry {
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;
-  int64_t placement = -1;  // offset in the rank's arena when it lies in engine memory, in place; else -1
+  int64_t placement =
+      -1;  // offset in the rank's arena when it lies in engine memory, in place; else -1
 
   int64_t count() const {
     int64_t n = 1;
@@ -48,7 +50,8 @@ void Encode(const Request& request, Writer* out);
 // Of a list that a peer sent: everything is checked before it is used.
 Result Decode(Reader* in, Request* out);
 
-// Why the requests of all ranks under one name do not fit together; ok when they do. Names every rank's version.
+// Why the requests of all ranks under one name do not fit together; ok when they do. Names every
+// rank's version.
 Result CheckAgreement(const std::vector<Request>& by_rank);
 
 }  // namespace sparkvod

@@ -2,9 +2,12 @@
 //
 // Laws, checked by the one contract suite (tests/native/test_transport.cc):
 //   1. Bytes arrive complete, once, in the order in which they were sent.
-//   2. TrySend and TryRecv never block; they move what can be moved now and say how much that was. Zero is no error.
-//   3. After either moved nothing, the driver's poller wakes when it may be tried again. A peer's death is not the
-//      channel's business on shared memory (its Link tells); on TCP it is an error of the call as well.
+//   2. TrySend and TryRecv never block; they move what can be moved now and say how much that was.
+//   Zero is no error.
+//   3. After either moved nothing, the driver's poller wakes when it may be tried again. A peer's
+//   death is not the
+//      channel's business on shared memory (its Link tells); on TCP it is an error of the call as
+//      well.
 //   4. Both are called by the holder of the engine's driver token only.
 #pragma once
 

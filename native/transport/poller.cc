@@ -29,7 +29,8 @@ Result Poller::Watch(int fd, Kind kind) {
   epoll_event event{};
   event.events = w.events;
   event.data.fd = fd;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return Result::Errno("epoll_ctl failed", errno);
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+    return Result::Errno("epoll_ctl failed", errno);
   watched_.push_back(w);
   return {};
 }

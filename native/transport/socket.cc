@@ -25,7 +25,8 @@ Result Resolve(const std::string& address, int port, sockaddr_storage* out, sock
   hints.ai_flags = AI_NUMERICSERV;
   const int rc = ::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (rc != 0 || found == nullptr)
-    return Result::Fail(Code::kInvalid, "address '" + address + "' cannot be resolved: " + ::gai_strerror(rc));
+    return Result::Fail(Code::kInvalid,
+                        "address '" + address + "' cannot be resolved: " + ::gai_strerror(rc));
   std::memcpy(out, found->ai_addr, found->ai_addrlen);
   *length = found->ai_addrlen;
   ::freeaddrinfo(found);
@@ -71,10 +72,11 @@ Result ParseRange(const std::string& range, int* first, int* last) {
   *first = *last = 0;
   if (range.empty()) return {};
   int end = 0;
-  if (std::sscanf(range.c_str(), "%d-%d%n", first, last, &end) != 2 || end != static_cast<int>(range.size()) ||
-      *first < 1 || *last > 65535 || *first > *last)
-    return Result::Fail(Code::kInvalid, "SPARKVOD_PORT_RANGE='" + range +
-                                            "' was found, 'first-last' within 1-65535 was expected");
+  if (std::sscanf(range.c_str(), "%d-%d%n", first, last, &end) != 2 ||
+      end != static_cast<int>(range.size()) || *first < 1 || *last > 65535 || *first > *last)
+    return Result::Fail(
+        Code::kInvalid,
+        "SPARKVOD_PORT_RANGE='" + range + "' was found, 'first-last' within 1-65535 was expected");
   return {};
 }
 
@@ -105,15 +107,18 @@ Result ListenTcp(const std::string& address, const std::string& range, Fd* out, 
     SetPort(&a, p);
     const int on = 1;
     if (p != 0) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&a), length) == 0 && ::listen(fd.get(), kBacklog) == 0) {
+    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&a), length) == 0 &&
+        ::listen(fd.get(), kBacklog) == 0) {
       *port = GetPort(fd.get());
       *out = std::move(fd);
       return {};
     }
     if (errno != EADDRINUSE && errno != EACCES)
-      return Result::Errno("cannot listen on address '" + address + "' port " + std::to_string(p), errno);
+      return Result::Errno("cannot listen on address '" + address + "' port " + std::to_string(p),
+                           errno);
   }
-  return Result::Fail(Code::kSystem, "no free port in SPARKVOD_PORT_RANGE='" + range + "'; widen it");
+  return Result::Fail(Code::kSystem,
+                      "no free port in SPARKVOD_PORT_RANGE='" + range + "'; widen it");
 }
 
 Result ListenUnix(const std::string& name, Fd* out) {
@@ -157,7 +162,9 @@ Result FinishConnect(int fd) {
   return error == 0 ? Result::Ok() : Result::Errno("cannot connect", error);
 }
 
-Fd Accept(int listener) { return Fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); }
+Fd Accept(int listener) {
+  return Fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+}
 
 void TuneTcp(int fd) {
   const int on = 1, buffer = 4 << 20;
@@ -175,7 +182,8 @@ std::vector<std::string> LocalAddresses() {
     if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0) continue;
     char text[INET6_ADDRSTRLEN] = {};
     if (i->ifa_addr->sa_family == AF_INET) {
-      ::inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(i->ifa_addr)->sin_addr, text, sizeof text);
+      ::inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(i->ifa_addr)->sin_addr, text,
+                  sizeof text);
     } else if (i->ifa_addr->sa_family == AF_INET6) {
       const auto& a = reinterpret_cast<sockaddr_in6*>(i->ifa_addr)->sin6_addr;
       if (IN6_IS_ADDR_LINKLOCAL(&a)) continue;  // means nothing without a scope
@@ -211,12 +219,14 @@ Result SendWithFds(int socket, const std::string& bytes, const std::vector<int>&
   return {};
 }
 
-Result RecvWithFds(int socket, size_t bytes, size_t fd_count, int deadline_ms, std::string* out, std::vector<Fd>* fds) {
+Result RecvWithFds(int socket, size_t bytes, size_t fd_count, int deadline_ms, std::string* out,
+                   std::vector<Fd>* fds) {
   pollfd p{socket, POLLIN, 0};
   int ready;
   do ready = ::poll(&p, 1, deadline_ms);
   while (ready < 0 && errno == EINTR);
-  if (ready == 0) return Result::Fail(Code::kTimeout, "a local rank did not hand over its shared memory in time");
+  if (ready == 0)
+    return Result::Fail(Code::kTimeout, "a local rank did not hand over its shared memory in time");
   out->assign(bytes, '\0');
   iovec part{out->data(), bytes};
   alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
@@ -236,7 +246,8 @@ Result RecvWithFds(int socket, size_t bytes, size_t fd_count, int deadline_ms, s
     }
   }
   if (n != static_cast<ssize_t>(bytes) || fds->size() != fd_count)
-    return Result::Fail(Code::kPeerLost, "a local rank left while it handed over its shared memory");
+    return Result::Fail(Code::kPeerLost,
+                        "a local rank left while it handed over its shared memory");
   return {};
 }
 

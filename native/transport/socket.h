@@ -9,11 +9,13 @@
 
 namespace sparkvod {
 
-// Listens on `address` (empty: all, IPv6 and IPv4) and a port of `range` ("first-last"; empty: any).
+// Listens on `address` (empty: all, IPv6 and IPv4) and a port of `range` ("first-last"; empty:
+// any).
 Result ListenTcp(const std::string& address, const std::string& range, Fd* out, int* port);
 // Listens on an abstract Unix socket.
 Result ListenUnix(const std::string& name, Fd* out);
-// Begins to connect; the descriptor is non-blocking and becomes writable when the attempt has ended.
+// Begins to connect; the descriptor is non-blocking and becomes writable when the attempt has
+// ended.
 Result StartConnectTcp(const std::string& address, int port, Fd* out);
 Result StartConnectUnix(const std::string& name, Fd* out);
 // How the attempt has ended.
@@ -25,8 +27,10 @@ void TuneTcp(int fd);
 // Addresses of this host's interfaces that are up, loopback last.
 std::vector<std::string> LocalAddresses();
 
-// One datagram's worth of bytes with descriptors over a connected Unix socket; blocks until `deadline_ms` have passed.
+// One datagram's worth of bytes with descriptors over a connected Unix socket; blocks until
+// `deadline_ms` have passed.
 Result SendWithFds(int socket, const std::string& bytes, const std::vector<int>& fds);
-Result RecvWithFds(int socket, size_t bytes, size_t fd_count, int deadline_ms, std::string* out, std::vector<Fd>* fds);
+Result RecvWithFds(int socket, size_t bytes, size_t fd_count, int deadline_ms, std::string* out,
+                   std::vector<Fd>* fds);
 
 }  // namespace sparkvod

@@ -10,7 +10,8 @@
 namespace sparkvod {
 namespace {
 
-// Up to here everybody sums everything itself: one synchronisation instead of two. Measured on two ranks.
+// Up to here everybody sums everything itself: one synchronisation instead of two. Measured on two
+// ranks.
 constexpr size_t kOneShotBytes = 32 << 10;
 static_assert(kOneShotBytes <= Geometry::kSlotBytes);
 
@@ -30,8 +31,10 @@ class Builtin : public Backend {
       case DType::kFloat16:
       case DType::kBFloat16:
       case DType::kFloat32:
-      case DType::kFloat64: return true;
-      default: return false;
+      case DType::kFloat64:
+        return true;
+      default:
+        return false;
     }
   }
 
@@ -45,14 +48,17 @@ class Builtin : public Backend {
     Finish finish;
     finish.scale = call.postscale;
     if (call.op == ReduceOp::kAverage) {
-      if (IsFloating(call.dtype)) finish.scale /= comm_->size();
-      else finish.divisor = comm_->size();
+      if (IsFloating(call.dtype))
+        finish.scale /= comm_->size();
+      else
+        finish.divisor = comm_->size();
     }
     size_t elements = 0;
     for (const Part& part : call.parts) elements += part.count;
     if (elements == 0) return {};
     if (comm_->size() == 1) return Alone(call, finish, carrier);
-    return comm_->shares_memory() ? Direct(call, finish, elements, carrier) : Ring(call, finish, elements, carrier);
+    return comm_->shares_memory() ? Direct(call, finish, elements, carrier)
+                                  : Ring(call, finish, elements, carrier);
   }
 
   Result Allgather(char* data, const std::vector<size_t>& offsets, Carrier* carrier) override {
@@ -62,7 +68,8 @@ class Builtin : public Backend {
 
   Result Broadcast(void* data, size_t bytes, int root, Carrier* carrier) override {
     carrier->algorithm = "chain";
-    return bytes == 0 || comm_->size() == 1 ? Result::Ok() : ChainBroadcast(*comm_, data, bytes, root);
+    return bytes == 0 || comm_->size() == 1 ? Result::Ok()
+                                            : ChainBroadcast(*comm_, data, bytes, root);
   }
 
  private:
@@ -123,7 +130,7 @@ class Builtin : public Backend {
     }
     char* to = fusion_;
     for (const Part& part : call.parts) {
-      std::memcpy(to, part.in, part.count * size);
+      if (part.count > 0) std::memcpy(to, part.in, part.count * size);
       to += part.count * size;
     }
     return {};
@@ -132,18 +139,20 @@ class Builtin : public Backend {
   void Scatter(const AllreduceCall& call) const {
     const char* from = fusion_;
     for (const Part& part : call.parts) {
-      std::memcpy(part.out, from, part.count * SizeOf(call.dtype));
+      if (part.count > 0) std::memcpy(part.out, from, part.count * SizeOf(call.dtype));
       from += part.count * SizeOf(call.dtype);
     }
   }
 
-  // Ranks grow their fusion blocks at the same calls, so they also exchange the places at the same calls.
+  // Ranks grow their fusion blocks at the same calls, so they also exchange the places at the same
+  // calls.
   Result AgreeOnOffsets(int64_t own, std::vector<int64_t>* offsets) {
     if (!offsets_known_) {
       fusion_offsets_.assign(static_cast<size_t>(comm_->size()), 0);
       fusion_offsets_[static_cast<size_t>(comm_->rank())] = own;
       std::vector<size_t> bounds;
-      for (int r = 0; r <= comm_->size(); ++r) bounds.push_back(static_cast<size_t>(r) * sizeof(int64_t));
+      for (int r = 0; r <= comm_->size(); ++r)
+        bounds.push_back(static_cast<size_t>(r) * sizeof(int64_t));
       SPARKVOD_TRY(RingAllgather(*comm_, reinterpret_cast<char*>(fusion_offsets_.data()), bounds));
       offsets_known_ = true;
     }
@@ -160,6 +169,8 @@ class Builtin : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeBuiltin(Communicator* comm, const Config&) { return std::make_unique<Builtin>(comm); }
+std::unique_ptr<Backend> MakeBuiltin(Communicator* comm, const Config&) {
+  return std::make_unique<Builtin>(comm);
+}
 
 }  // namespace sparkvod

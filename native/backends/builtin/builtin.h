@@ -1,4 +1,5 @@
-// The backend that is always there: our own algorithms over our own transports, for memory of the CPU.
+// The backend that is always there: our own algorithms over our own transports, for memory of the
+// CPU.
 #pragma once
 
 #include <memory>

@@ -7,8 +7,8 @@
 
 namespace sparkvod::inproc {
 
-// What travels is the address of a heap-allocated reference; the receiver owns it then. It is believed because the
-// socket is authenticated and both ends have shown the same process identity.
+// What travels is the address of a heap-allocated reference; the receiver owns it then. It is
+// believed because the socket is authenticated and both ends have shown the same process identity.
 Result Offer(int socket, const std::shared_ptr<Arena>& arena) {
   auto* reference = new std::shared_ptr<Arena>(arena);
   const std::string bytes(reinterpret_cast<const char*>(&reference), sizeof reference);

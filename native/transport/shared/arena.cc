@@ -25,9 +25,10 @@ Result Map(size_t bytes, int fd, char** out) {
   const int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd, 0);
   if (base == MAP_FAILED)
-    return Result::Errno("cannot map " + std::to_string(bytes) +
-                             " bytes of shared memory (SPARKVOD_ARENA_BYTES sets the address space asked for)",
-                         errno);
+    return Result::Errno(
+        "cannot map " + std::to_string(bytes) +
+            " bytes of shared memory (SPARKVOD_ARENA_BYTES sets the address space asked for)",
+        errno);
   *out = static_cast<char*>(base);
   return {};
 }
@@ -42,7 +43,8 @@ Result Arena::Create(const Geometry& geometry, bool in_process, int idle_bell, i
   SPARKVOD_TRY(Duplicate(idle_bell, &arena->idle_bell_));
   SPARKVOD_TRY(Duplicate(driver_bell, &arena->driver_bell_));
   if (!in_process) {
-    // A memfd has no name, so a killed process leaves nothing behind, and /dev/shm may be as small as it likes.
+    // A memfd has no name, so a killed process leaves nothing behind, and /dev/shm may be as small
+    // as it likes.
     arena->memory_ = Fd(::memfd_create("sparkvod", MFD_CLOEXEC));
     if (!arena->memory_.valid()) return Result::Errno("memfd_create failed", errno);
     if (::ftruncate(arena->memory_.get(), static_cast<off_t>(geometry.total())) != 0)
@@ -56,7 +58,8 @@ Result Arena::Create(const Geometry& geometry, bool in_process, int idle_bell, i
   return {};
 }
 
-Result Arena::Attach(const Geometry& geometry, Fd memory, Fd idle_bell, Fd driver_bell, std::shared_ptr<Arena>* out) {
+Result Arena::Attach(const Geometry& geometry, Fd memory, Fd idle_bell, Fd driver_bell,
+                     std::shared_ptr<Arena>* out) {
   std::shared_ptr<Arena> arena(new Arena());
   arena->geometry_ = geometry;
   arena->idle_bell_ = std::move(idle_bell);
@@ -72,9 +75,14 @@ Arena::~Arena() {
 
 void Arena::RingForMessage() const {
   switch (header().sleeper.load()) {
-    case kIdle: Poller::RingFd(idle_bell_.get()); break;
-    case kForMessage: Poller::RingFd(driver_bell_.get()); break;
-    default: break;
+    case kIdle:
+      Poller::RingFd(idle_bell_.get());
+      break;
+    case kForMessage:
+      Poller::RingFd(driver_bell_.get());
+      break;
+    default:
+      break;
   }
 }
 
@@ -88,7 +96,8 @@ void Arena::RingAnyway() const {
 }
 
 Result Arena::Allocate(size_t bytes, char** out) {
-  const size_t need = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine + (bytes == 0 ? kCacheLine : 0);
+  const size_t need =
+      (bytes + kCacheLine - 1) / kCacheLine * kCacheLine + (bytes == 0 ? kCacheLine : 0);
   // Whole pages for large blocks, so that freeing them can return their pages.
   const size_t align = need >= kPunchBytes ? kPage : kCacheLine;
   size_t start = 0;
@@ -101,9 +110,10 @@ Result Arena::Allocate(size_t bytes, char** out) {
       if (start + need <= it->first + it->second) break;
     }
     if (it == free_.end())
-      return Result::Fail(Code::kSystem,
-                          "no room for " + std::to_string(bytes) + " bytes of engine memory in an arena of " +
-                              std::to_string(geometry_.heap_bytes) + " bytes; raise SPARKVOD_ARENA_BYTES");
+      return Result::Fail(Code::kSystem, "no room for " + std::to_string(bytes) +
+                                             " bytes of engine memory in an arena of " +
+                                             std::to_string(geometry_.heap_bytes) +
+                                             " bytes; raise SPARKVOD_ARENA_BYTES");
     const auto [block, size] = *it;
     free_.erase(it);
     if (start > block) free_[block] = start - block;

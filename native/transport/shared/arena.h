@@ -17,12 +17,14 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Creates the own arena: a memfd that other processes can attach, or, with `in_process`, plain memory. The bells are
-  // the event descriptors of the rank's pollers (idle, driver); the arena keeps duplicates.
+  // Creates the own arena: a memfd that other processes can attach, or, with `in_process`, plain
+  // memory. The bells are the event descriptors of the rank's pollers (idle, driver); the arena
+  // keeps duplicates.
   static Result Create(const Geometry& geometry, bool in_process, int idle_bell, int driver_bell,
                        std::shared_ptr<Arena>* out);
   // Maps a peer's arena from the descriptors that it sent.
-  static Result Attach(const Geometry& geometry, Fd memory, Fd idle_bell, Fd driver_bell, std::shared_ptr<Arena>* out);
+  static Result Attach(const Geometry& geometry, Fd memory, Fd idle_bell, Fd driver_bell,
+                       std::shared_ptr<Arena>* out);
 
   const Geometry& geometry() const { return geometry_; }
   char* base() const { return base_; }
@@ -31,7 +33,9 @@ class Arena {
     return *reinterpret_cast<ByteRing*>(base_ + geometry_.rings() +
                                         geometry_.ring_stride() * static_cast<size_t>(local_rank));
   }
-  char* slot(int parity) const { return base_ + geometry_.slots() + Geometry::kSlotBytes * static_cast<size_t>(parity); }
+  char* slot(int parity) const {
+    return base_ + geometry_.slots() + Geometry::kSlotBytes * static_cast<size_t>(parity);
+  }
   char* staging() const { return base_ + geometry_.staging(); }
   int memory_fd() const { return memory_.get(); }
   // Once every peer has mapped the memory nobody needs its descriptor.
@@ -39,7 +43,8 @@ class Arena {
   int idle_bell() const { return idle_bell_.get(); }
   int driver_bell() const { return driver_bell_.get(); }
 
-  // Rings whoever of this arena's rank sleeps for a message; call after the message is visible (seq_cst).
+  // Rings whoever of this arena's rank sleeps for a message; call after the message is visible
+  // (seq_cst).
   void RingForMessage() const;
   // Rings the rank when its driver sleeps for a phase.
   void RingForPhase() const;

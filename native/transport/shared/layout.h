@@ -17,15 +17,16 @@ constexpr size_t kCacheLine = 64;
 // Who of a rank sleeps, and for what: peers ring only whom their news concerns.
 enum Sleeper : uint32_t {
   kAwake = 0,
-  kIdle = 1,         // nobody drives; the background thread waits for any message
-  kForMessage = 2,   // the driver waits for a message, or for room in a ring
-  kForPhase = 3,     // the driver waits for the phases of a direct collective
+  kIdle = 1,        // nobody drives; the background thread waits for any message
+  kForMessage = 2,  // the driver waits for a message, or for room in a ring
+  kForPhase = 3,    // the driver waits for the phases of a direct collective
 };
 
 struct ArenaHeader {
   alignas(kCacheLine) std::atomic<uint32_t> sleeper;
-  alignas(kCacheLine) std::atomic<uint64_t> phase;  // steps of direct collectives that this rank has done
-  alignas(kCacheLine) std::atomic<uint32_t> left;   // 1 when the story below is complete
+  alignas(kCacheLine)
+      std::atomic<uint64_t> phase;  // steps of direct collectives that this rank has done
+  alignas(kCacheLine) std::atomic<uint32_t> left;  // 1 when the story below is complete
   uint32_t orderly;
   uint32_t relayed;
   uint32_t code;

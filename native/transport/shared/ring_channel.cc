@@ -25,8 +25,9 @@ void CopyOut(const ByteRing& ring, uint64_t at, char* data, size_t bytes) {
 
 }  // namespace
 
-// The stores of head and tail are sequentially consistent, as are the loads of `sleeper` and `blocked` that follow them
-// and the sleeper's store and last look: one of the two sides always sees the other, so no wake-up is lost.
+// The stores of head and tail are sequentially consistent, as are the loads of `sleeper` and
+// `blocked` that follow them and the sleeper's store and last look: one of the two sides always
+// sees the other, so no wake-up is lost.
 Result RingChannel::TrySend(const void* data, size_t bytes, size_t* sent) {
   size_t room = ByteRing::kBytes - static_cast<size_t>(sent_ - out_.tail.load());
   if (room == 0) {

@@ -1,5 +1,6 @@
-// Channel and Link between two ranks of one host: two byte rings and two arena headers. How the arenas came to be
-// visible on both sides (a memfd, or the same process) is inproc's and shm's business.
+// Channel and Link between two ranks of one host: two byte rings and two arena headers. How the
+// arenas came to be visible on both sides (a memfd, or the same process) is inproc's and shm's
+// business.
 #pragma once
 
 #include <memory>
@@ -11,8 +12,8 @@ namespace sparkvod {
 
 class RingChannel : public Channel {
  public:
-  RingChannel(const char* transport, std::shared_ptr<Arena> own, int own_local, std::shared_ptr<Arena> peer,
-              int peer_local)
+  RingChannel(const char* transport, std::shared_ptr<Arena> own, int own_local,
+              std::shared_ptr<Arena> peer, int peer_local)
       : transport_(transport),
         own_(std::move(own)),
         peer_(std::move(peer)),
@@ -34,7 +35,8 @@ class RingChannel : public Channel {
 
 class ArenaLink : public Link {
  public:
-  // `socket` stays open for as long as the peer lives; without one (same process) only the header tells.
+  // `socket` stays open for as long as the peer lives; without one (same process) only the header
+  // tells.
   ArenaLink(std::shared_ptr<Arena> own, std::shared_ptr<Arena> peer, Fd socket)
       : own_(std::move(own)), peer_(std::move(peer)), socket_(std::move(socket)) {}
 

@@ -16,10 +16,12 @@ Result Receive(int socket, const Geometry& geometry, int deadline_ms, std::share
   std::string byte;
   std::vector<Fd> fds;
   SPARKVOD_TRY(RecvWithFds(socket, 1, 3, deadline_ms, &byte, &fds));
-  struct stat status {};
-  if (::fstat(fds[0].get(), &status) != 0 || static_cast<size_t>(status.st_size) != geometry.total())
-    return Result::Fail(Code::kInvalid, "a local rank's shared memory has " + std::to_string(status.st_size) +
-                                            " bytes, " + std::to_string(geometry.total()) + " were expected");
+  struct stat status{};
+  if (::fstat(fds[0].get(), &status) != 0 ||
+      static_cast<size_t>(status.st_size) != geometry.total())
+    return Result::Fail(Code::kInvalid, "a local rank's shared memory has " +
+                                            std::to_string(status.st_size) + " bytes, " +
+                                            std::to_string(geometry.total()) + " were expected");
   return Arena::Attach(geometry, std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), out);
 }
 

@@ -1,4 +1,5 @@
-// Ranks that are processes of one host: they map each other's arenas, memfds passed over a Unix socket.
+// Ranks that are processes of one host: they map each other's arenas, memfds passed over a Unix
+// socket.
 #pragma once
 
 #include <memory>

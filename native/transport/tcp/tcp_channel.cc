@@ -21,8 +21,10 @@ Result TcpChannel::TrySend(const void* data, size_t bytes, size_t* sent) {
   *sent = 0;
   if (bytes == 0) return {};
   const ssize_t n = ::send(socket_.get(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (n >= 0) *sent = static_cast<size_t>(n);
-  else if (!WouldBlock(errno)) return Result::Errno("its connection failed", errno, Code::kPeerLost);
+  if (n >= 0)
+    *sent = static_cast<size_t>(n);
+  else if (!WouldBlock(errno))
+    return Result::Errno("its connection failed", errno, Code::kPeerLost);
   return {};
 }
 
@@ -30,13 +32,18 @@ Result TcpChannel::Receive(void* data, size_t bytes, int flags, size_t* received
   *received = 0;
   if (bytes == 0) return {};
   const ssize_t n = ::recv(socket_.get(), data, bytes, MSG_DONTWAIT | flags);
-  if (n > 0) *received = static_cast<size_t>(n);
-  else if (n == 0) return Result::Fail(Code::kPeerLost, "it closed its connection");
-  else if (!WouldBlock(errno)) return Result::Errno("its connection failed", errno, Code::kPeerLost);
+  if (n > 0)
+    *received = static_cast<size_t>(n);
+  else if (n == 0)
+    return Result::Fail(Code::kPeerLost, "it closed its connection");
+  else if (!WouldBlock(errno))
+    return Result::Errno("its connection failed", errno, Code::kPeerLost);
   return {};
 }
 
-Result TcpChannel::TryRecv(void* data, size_t bytes, size_t* received) { return Receive(data, bytes, 0, received); }
+Result TcpChannel::TryRecv(void* data, size_t bytes, size_t* received) {
+  return Receive(data, bytes, 0, received);
+}
 
 Result TcpChannel::Peek(void* data, size_t bytes, size_t* available) {
   return Receive(data, bytes, MSG_PEEK, available);
@@ -57,7 +64,8 @@ bool TcpLink::Left(Departure* how) {
     }
     if (heard_.empty()) {
       *how = Departure{};
-      how->cause = n == 0 ? "its process ended or its host closed the connection" : std::strerror(errno);
+      how->cause =
+          n == 0 ? "its process ended or its host closed the connection" : std::strerror(errno);
       return true;
     }
     break;
@@ -80,8 +88,10 @@ void TcpLink::Leave(const Departure& how) {
   writer.Put<uint8_t>(how.relayed ? 1 : 0);
   writer.Put<uint8_t>(static_cast<uint8_t>(how.code));
   writer.PutString(how.cause.substr(0, kCauseLimit));
-  // The socket has carried nothing so far, so its buffer takes the whole message; a dead peer needs none.
-  (void)!::send(socket_.get(), writer.bytes().data(), writer.bytes().size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  // The socket has carried nothing so far, so its buffer takes the whole message; a dead peer needs
+  // none.
+  (void)!::send(socket_.get(), writer.bytes().data(), writer.bytes().size(),
+                MSG_NOSIGNAL | MSG_DONTWAIT);
   ::shutdown(socket_.get(), SHUT_WR);
 }
 

@@ -1,5 +1,6 @@
-// Channel and Link over two TCP connections between a pair of ranks: one carries the bytes of cycles and collectives,
-// the other nothing but good-byes, so that a cause can be told even in the middle of a transfer.
+// Channel and Link over two TCP connections between a pair of ranks: one carries the bytes of
+// cycles and collectives, the other nothing but good-byes, so that a cause can be told even in the
+// middle of a transfer.
 #pragma once
 
 #include <memory>
