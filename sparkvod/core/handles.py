@@ -31,19 +31,45 @@ class Pending:
 
         Raises:
             HorovodInternalError: the collective failed.
+            KeyboardInterrupt: the wait was interrupted; the collective goes on without anybody to take its result.
         """
         try:
             self.engine.wait(self.handle)
-            return self.keep if self.finish is None else self.finish(self)
+            result = self.keep if self.finish is None else self.finish(self)
         except BaseException as error:
             basics.note_failure(error)
+            abandon(self)
             raise
-        finally:
-            self.engine.release(self.handle)
+        self.engine.release(self.handle)
+        return result
 
 
 _numbers = itertools.count()
 _pending: dict[int, Pending] = {}
+_abandoned: list[Pending] = []
+
+
+def submit(call: Callable[..., int], *arguments: Any) -> int:
+    """Returns what the engine's ``call(*arguments)`` does: a handle.
+
+    Raises:
+        ValueError: an argument cannot be used, or the name is in flight.
+        HorovodInternalError: the engine has failed.
+    """
+    try:
+        return call(*arguments)
+    except BaseException as error:
+        basics.note_failure(error)
+        raise
+
+
+def abandon(pending: Pending) -> None:
+    """Releases a collective whose result nobody will take; one that still runs keeps its memory until it has ended."""
+    _abandoned.append(pending)
+    for other in list(_abandoned):
+        if other.engine.poll(other.handle):
+            _abandoned.remove(other)
+            other.engine.release(other.handle)
 
 
 def add(pending: Pending) -> int:

@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from sparkvod._native import Engine
 from sparkvod.core import ops
-from sparkvod.core.handles import Pending
+from sparkvod.core.handles import Pending, abandon, submit
+from sparkvod.errors import HorovodInternalError
 
 _ALIGNMENT = 64
 # The flags as Python's memoryview sees them: format, and the element that is 1.
@@ -170,7 +171,9 @@ class Bucket:
         """Begins the next step."""
         self.absent.clear()
         self.waiting = len(self.plan.slots)
-        self.pending = None
+        if self.pending is not None:  # an interrupt left it behind
+            abandon(self.pending)
+            self.pending = None
 
 
 class Reducer:
@@ -247,16 +250,23 @@ class Reducer:
         """
         with self._lock:
             self._submit(wake=False)
-        error: BaseException | None = None
-        for bucket in self.buckets:
-            if bucket.pending is not None:
-                try:
-                    bucket.pending.wait()
-                except BaseException as e:
-                    error = error or e
-        if error is not None:
+        self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        error: HorovodInternalError | None = None
+        try:
+            for bucket in self.buckets:
+                pending, bucket.pending = bucket.pending, None
+                if pending is not None:
+                    try:
+                        pending.wait()
+                    except HorovodInternalError as e:
+                        error = error or e
+            if error is not None:
+                raise error
+        except BaseException:
             self.reset()
-            raise error
+            raise
 
     def had_gradient(self, index: int) -> bool:
         """Returns, between :meth:`wait` and :meth:`reset`, whether any rank had the gradient."""
@@ -277,12 +287,8 @@ class Reducer:
         Raises:
             HorovodInternalError: an allreduce failed.
         """
-        try:
-            for bucket in self.buckets:
-                if bucket.pending is not None:
-                    bucket.pending.wait()
-        finally:
-            self.reset()
+        self._wait_for_all()
+        self.reset()
 
     def _submit(self, wake: bool) -> None:
         for number in range(self._first_unsent, len(self.buckets)):
@@ -299,7 +305,8 @@ class Reducer:
     def _send(self, bucket: Bucket, wake: bool) -> None:
         bucket.write_flags()
         plan, address = bucket.plan, bucket.memory.address
-        handle = self._engine.allreduce(
+        handle = submit(
+            self._engine.allreduce,
             plan.name,
             address,
             address,

@@ -205,8 +205,8 @@ class GradientExchange:
                 owner = reference() if reference is not None else None
                 if owner is not None and owner is not self and owner.begun:
                     raise RuntimeError(
-                        "step() found gradients that another DistributedOptimizer over the same parameters is reducing, "
-                        "it was expected to have them itself; call zero_grad() of the optimizer that will make the step "
+                        "step() found gradients that another DistributedOptimizer over the same parameters is "
+                        "reducing, its own were expected; call zero_grad() of the optimizer that will make the step "
                         "before backward()"
                     )
 

@@ -178,6 +178,7 @@ def check_sparse() -> None:
     if n > 1:
         model = nn.Embedding(10, 3, sparse=True)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer.zero_grad()
         with pytest.raises(ValueError, match=r"sparse_coo.*sparse_as_dense=True"):
             model(torch.tensor([1])).sum().backward()
 

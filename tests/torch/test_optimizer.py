@@ -234,7 +234,9 @@ def check_several_dtypes() -> None:
         model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4).to(dtype)])
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), groups=1)
         rank = hvd.rank()
-        (model[0](torch.ones(1, 4)).sum() * (rank + 1) + model[1](torch.ones(1, 4, dtype=dtype)).sum() * rank).backward()
+        (
+            model[0](torch.ones(1, 4)).sum() * (rank + 1) + model[1](torch.ones(1, 4, dtype=dtype)).sum() * rank
+        ).backward()
         optimizer.synchronize()
         n = hvd.size()
         torch.testing.assert_close(model[0].weight.grad, torch.full((4, 4), (n + 1) / 2))
