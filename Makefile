@@ -38,7 +38,7 @@ help:
 	@echo "make clean      removes what was built;  make distclean  the environment too"
 
 demo: $(VENV)/engine.stamp
-	@$(with_java) exec $(BIN)/python -m examples.flights $(ARGS)
+	@$(with_java) exec $(BIN)/python examples/flights.py $(ARGS)
 
 test: $(VENV)/engine.stamp $(VENV)/test.stamp
 	@$(with_java) exec $(BIN)/python -m pytest --durations=10 $(ARGS)
