@@ -106,7 +106,7 @@ class LineTee(io.TextIOBase):
         self._busy.now = True
         try:
             for line in lines:
-                self._emit(line.rsplit("\r", 1)[-1] if "\r" in line.rstrip("\r") else line.rstrip("\r"))
+                self._emit(line.rstrip("\r").rsplit("\r", 1)[-1])  # what a progress bar shows in the end
         finally:
             self._busy.now = False
 

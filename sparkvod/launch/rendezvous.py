@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import hmac
+import logging
 import secrets
 import selectors
 import socket
@@ -38,6 +39,8 @@ _NONCE = _PROOF = 32
 _HELLO = struct.Struct("!III")
 _HELLO_BYTES = _NONCE + _HELLO.size + _PROOF
 _HEAD = struct.Struct("!Q32s")
+# Rank 0 gives up at the same deadline, and its answer, which names the missing ranks, is worth waiting for.
+_ANSWER_SECONDS = 2.0
 _STATUS_OK, _STATUS_ERROR = 0, 1
 
 
@@ -181,7 +184,7 @@ class Rendezvous:
         while (left := deadline - time.monotonic()) > 0:
             try:
                 with socket.create_connection(self.address, timeout=left) as sock:
-                    return self._exchange(sock, data, deadline)
+                    return self._exchange(sock, data, deadline + _ANSWER_SECONDS)
             except (OSError, EOFError) as e:
                 reason = str(e) or type(e).__name__
             time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
@@ -293,7 +296,9 @@ class _Guest:
             log.get("launch").warning("rank %d at %s did not take the gathered bytes: %s", self.rank, self.peer, e)
 
     def drop(self, selector: selectors.BaseSelector, guests: set[_Guest], reason: str) -> None:
-        log.get("launch").warning("dropped a connection from %s: %s", self.peer, reason)
+        # A rank that comes too early or goes is no stranger, and comes again.
+        level = logging.WARNING if self.rank < 0 else logging.DEBUG
+        log.get("launch").log(level, "dropped a connection from %s: %s", self.peer, reason)
         selector.unregister(self.sock)
         guests.discard(self)
         self.sock.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import IO, Any
@@ -40,7 +41,8 @@ class ProgressBar:
         self._plain = not _can_draw(stream or sys.stderr) if plain is None else plain
         self._bar: Any = None
         self._epoch: int | None = None
-        self._rows = self._began = self._last_line = 0.0
+        self._rows = self._began = 0.0
+        self._last_line = -math.inf
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Takes one event."""
@@ -50,7 +52,7 @@ class ProgressBar:
         now = float(event.get("time", time.time()))
         if epoch != self._epoch:
             self._end_epoch()
-            self._epoch, self._began, self._last_line = epoch, now, 0.0
+            self._epoch, self._began, self._last_line = epoch, now, -math.inf
             self._rows = float(event.get("rows", 0))  # rows done before the first report have no time of ours
         name = f"epoch {epoch + 1}" + (f"/{event['epochs']}" if event.get("epochs") else "")
         figures = self._figures(event, now)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from sparkvod.errors import LaunchError
+from sparkvod.launch.environment import from_environment
+from tests.launch.worlds import free_port, together
+
+pytestmark = pytest.mark.timeout(60)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def torchrun(rank: int, size: int, port: int) -> dict[str, str]:
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def own(rank: int, size: int, port: int) -> dict[str, str]:
+    address = f"127.0.0.1:{port}"
+    return {"SPARKVOD_RANK": str(rank), "SPARKVOD_SIZE": str(size), "SPARKVOD_RENDEZVOUS": address}
+
+
+@pytest.mark.parametrize(
+    "env", [{}, {"MASTER_ADDR": "somewhere", "MASTER_PORT": "1"}, {"SPARKVOD_RANK": "", "RANK": ""}]
+)
+def test_nothing_set_is_a_world_of_one(env: dict[str, str]) -> None:
+    world = from_environment(env)
+    assert (world.rank, world.size, world.secret) == (0, 1, None)
+    assert world.allgather(b"x") == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"SPARKVOD_RANK": "0", "SPARKVOD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, torchrun(0, 1, 1), own(0, 1, 1)],
+)
+def test_a_world_of_one_needs_no_address(env: dict[str, str]) -> None:
+    world = from_environment(env)
+    assert (world.rank, world.size, world.allgather(b"x")) == (0, 1, [b"x"])
+
+
+@pytest.mark.parametrize("describe", [own, torchrun])
+@pytest.mark.parametrize("with_secret", [False, True])
+def test_ranks_meet(describe: object, with_secret: bool, tmp_path: Path) -> None:
+    assert callable(describe)
+    extra = {}
+    if with_secret:
+        path = tmp_path / "secret"
+        path.write_bytes(b"0123456789abcdef0123\n")
+        path.chmod(0o600)
+        extra = {"SPARKVOD_SECRET_FILE": str(path)}
+    port = free_port()
+    worlds = [from_environment({**describe(rank, 3, port), **extra}) for rank in range(3)]
+    assert [world.rank for world in worlds] == [0, 1, 2]
+    assert [world.secret for world in worlds] == [b"0123456789abcdef0123" if with_secret else None] * 3
+    for _ in range(2):
+        gathered = together([lambda w=w: w.allgather(b"%d" % w.rank) for w in worlds])
+        assert gathered == [[b"0", b"1", b"2"]] * 3
+
+
+def test_sparkvods_own_variables_come_first() -> None:
+    assert from_environment({**own(1, 2, 5), **torchrun(0, 7, 6)}).size == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "missing"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE too was expected"),
+        ({"WORLD_SIZE": "2"}, "RANK too was expected"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR, MASTER_PORT too were expected"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x"}, "MASTER_PORT too was expected"),
+        ({"SPARKVOD_RANK": "0"}, "SPARKVOD_SIZE, SPARKVOD_RENDEZVOUS too were expected"),
+        ({"SPARKVOD_RANK": "0", "SPARKVOD_SIZE": "2"}, "SPARKVOD_RENDEZVOUS too was expected"),
+        ({"SPARKVOD_RENDEZVOUS": "x:1"}, "SPARKVOD_RANK, SPARKVOD_SIZE too were expected"),
+    ],
+)
+def test_half_a_world_is_an_error(env: dict[str, str], missing: str) -> None:
+    with pytest.raises(LaunchError, match=f"a part of a world only.*{missing}"):
+        from_environment(env)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"RANK": "zero", "WORLD_SIZE": "1"}, "RANK='zero' was found, a whole number"),
+        ({"SPARKVOD_RANK": "0", "SPARKVOD_SIZE": "two"}, "SPARKVOD_SIZE='two' was found"),
+        (own(0, 2, 1) | {"SPARKVOD_RENDEZVOUS": "nowhere"}, "SPARKVOD_RENDEZVOUS='nowhere' was found, host:port"),
+        (own(0, 2, 1) | {"SPARKVOD_RENDEZVOUS": "x:99999"}, "host:port"),
+        (own(2, 2, 1), "rank 2 of a world of 2 was found"),
+        (torchrun(-1, 2, 1), "rank -1 of a world of 2 was found"),
+    ],
+)
+def test_values_that_fit_no_world(env: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        from_environment(env)
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said"),
+    [
+        (b"0123456789abcdef", 0o644, "mode 644.*chmod 600"),
+        (b"short", 0o600, "holds 5 bytes, 16 to 4096"),
+        (None, 0o600, "cannot be read"),
+    ],
+)
+def test_a_secret_that_is_none(content: bytes | None, mode: int, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+        path.chmod(mode)
+    with pytest.raises(LaunchError, match=said):
+        from_environment({**own(0, 2, 1), "SPARKVOD_SECRET_FILE": str(path)})
+
+
+def test_meeting_without_a_secret_on_a_network_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    from_environment({**torchrun(0, 2, 1), "MASTER_ADDR": "10.1.2.3"})
+    assert "the ranks meet at 10.1.2.3:1 without a secret" in caplog.text
+    caplog.clear()
+    from_environment({**torchrun(1, 2, 1), "MASTER_ADDR": "10.1.2.3"})
+    from_environment(torchrun(0, 2, 1))
+    assert caplog.text == ""
+
+
+@pytest.mark.timeout(150)
+def test_torchrun_itself(tmp_path: Path) -> None:
+    """Its agent holds MASTER_PORT: the ranks meet through its store."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            from sparkvod.launch.environment import from_environment
+            world = from_environment()
+            for n in range(2):
+                gathered = world.allgather(bytes([0, world.rank, n, 255]))
+                assert gathered == [bytes([0, rank, n, 255]) for rank in range(2)], gathered
+            print(f"rank {world.rank} is through\\n", end="")
+            """
+        )
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            f"--master-port={free_port()}",
+            str(script),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=140,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert sorted(done.stdout.split("\n"))[-2:] == ["rank 0 is through", "rank 1 is through"]

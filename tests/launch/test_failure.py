@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sparkvod.errors import (
+    CollectiveTimeoutError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    PeerLostError,
+    WorkerError,
+    WorkerLostError,
+)
+from sparkvod.launch._spark_worker import decode, encode
+from sparkvod.launch.failure import Failure, first_cause
+
+
+def caught(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        raise error from cause
+    except BaseException as e:
+        return e
+
+
+def test_it_survives_json_and_keeps_the_exception_when_trusted() -> None:
+    failure = Failure.capture(caught(KeyError("a")), 3, "host")
+    assert (failure.rank, failure.host, failure.kind, failure.severity) == (3, "host", "KeyError", 0)
+    assert "raise error from cause" in failure.traceback
+    assert Failure.from_json(failure.to_json(), trusted=True) == failure
+    assert Failure.from_json(failure.to_json(), trusted=False).exception == b""
+    error = Failure.from_json(failure.to_json(), trusted=True).error()
+    assert isinstance(error, WorkerError)
+    assert isinstance(error.__cause__, KeyError)
+
+
+def test_large_exceptions_and_texts_are_left_out_or_cut() -> None:
+    failure = Failure.capture(caught(ValueError("x" * 300_000)), 0, "host", limit=1000)
+    assert failure.exception == b""
+    assert len(failure.message) < 70_000
+    assert "characters" in failure.message
+
+
+def test_it_is_found_in_a_text_of_sparks() -> None:
+    failures = [Failure.capture(caught(ValueError(f"of {r}")), r, "host") for r in range(2)]
+    text = f"Job aborted\n\tat x.y\n{encode(failures[0])}\n more {encode(failures[1])} and {encode(failures[0])}"
+    assert decode(text) == failures
+    assert decode("nothing of ours [sparkvod failure") == []
+
+
+@pytest.mark.parametrize(
+    ("error", "severity"),
+    [
+        (ValueError("x"), 0),
+        (MismatchError("x"), 1),
+        (PeerLostError("x"), 2),
+        (CollectiveTimeoutError("x"), 2),
+        (caught(RuntimeError("while saving"), PeerLostError("x")), 2),
+    ],
+)
+def test_what_was_only_noticed_weighs_less(error: BaseException, severity: int) -> None:
+    assert Failure.capture(error, 0, "host").severity == severity
+
+
+def test_the_first_cause_is_the_heaviest_then_the_earliest() -> None:
+    def failure(rank: int, severity: int, time: float) -> Failure:
+        return Failure(rank, "host", "E", "", "", time, severity)
+
+    failures = [failure(0, 2, 1.0), failure(1, 1, 2.0), failure(2, 0, 4.0), failure(3, 0, 3.0)]
+    assert first_cause(failures).rank == 3
+    assert first_cause(failures[:2]).rank == 1
+
+
+def test_the_errors_can_be_pickled() -> None:
+    for error in (
+        WorkerError(1, "host", "ValueError", "text", "the traceback", True),
+        WorkerLostError(1, "host", "ended with exit code 3", "last words"),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert (str(again), again.__dict__) == (str(error), error.__dict__)
+    assert pickle.loads(pickle.dumps(HostsUpdatedInterrupt(True))).skip_sync is True

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparkvod
+from sparkvod.errors import LaunchError, WorkerError, WorkerLostError
+from sparkvod.launch import context
+from sparkvod.launch import spark as launch_spark
+from sparkvod.launch.failure import Failure
+from sparkvod.launch.launcher import Launcher
+from sparkvod.launch.spark import SparkLauncher, run
+from sparkvod.observe import mailbox
+from tests.contracts.launcher import LauncherContract, my_rank, raise_on
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("no_leaks")]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary directories are made, so that a test sees what is left there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+class TestSparkLauncher(LauncherContract):
+    @pytest.fixture(autouse=True)
+    def _session(self, spark: Any) -> None:
+        self.spark = spark
+
+    def make(self, num_proc: int, **options: Any) -> Launcher:
+        return SparkLauncher(num_proc, **options)
+
+
+def test_it_is_the_packages_run(spark: Any) -> None:
+    assert sparkvod.run is run
+
+
+def test_the_default_is_every_slot(spark: Any) -> None:
+    assert SparkLauncher().num_processes() == 4
+
+
+def test_more_ranks_than_slots_are_refused_before_submission(spark: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=r"5 ranks were asked for.* slots for 4 tasks .*local\[4\].*local\[5\]"):
+        run(my_rank, num_proc=5)
+    with pytest.raises(LaunchError, match="5 ranks"):
+        SparkLauncher(5).num_processes()
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("num_proc", [0, -2])
+def test_no_ranks_are_refused(spark: Any, num_proc: int) -> None:
+    with pytest.raises(ValueError, match=f"num_proc={num_proc} was found, at least 1 rank was expected"):
+        run(my_rank, num_proc=num_proc)
+
+
+def test_a_missing_session_is_told(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def active() -> Any:
+        raise RuntimeError("none")
+
+    monkeypatch.setattr("pyspark.sql.SparkSession.active", active)
+    with pytest.raises(LaunchError, match="no active Spark session; make one"):
+        run(my_rank)
+
+
+def test_a_session_is_found_from_any_thread(spark: Any) -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(run(my_rank, num_proc=1)))
+    thread.start()
+    thread.join(60)
+    assert results == [[0]]
+
+
+def test_a_failing_rank_is_told_within_three_seconds(spark: Any) -> None:
+    run(my_rank, num_proc=2)
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 1 on .* raised ValueError: boom"):
+        run(raise_on, (1, ValueError("boom")), num_proc=2)
+    assert time.monotonic() - began < 3
+
+    def fn() -> None:
+        if my_rank() == 0:
+            raise ValueError("boom")
+        context.current().allgather(b"never complete")  # type: ignore[union-attr]
+
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 0 on .* raised ValueError: boom"):
+        run(fn, num_proc=2)
+    # The slots of the run before are given back by Spark after two seconds, when it has killed the sleeper.
+    assert time.monotonic() - began < 8
+
+
+def test_a_users_error_is_not_tried_again(spark: Any, tmp_path: Path) -> None:
+    def fn() -> None:
+        with open(tmp_path / f"{my_rank()}", "a") as file:
+            file.write("x")
+        raise ValueError("once")
+
+    with pytest.raises(WorkerError):
+        run(fn, num_proc=2)
+    time.sleep(0.5)
+    assert (tmp_path / "0").read_text() + (tmp_path / "1").read_text() in ("xx", "x")
+
+
+def test_tasks_that_cannot_start_are_interrupted_with_a_reason(spark: Any) -> None:
+    def slow(batches: Any) -> Any:
+        time.sleep(8)
+        yield from batches
+
+    other = threading.Thread(target=lambda: spark.range(0, 4, 1, 4).mapInArrow(slow, "id long").collect())
+    other.start()
+    time.sleep(1.5)
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=r"0 of 2 tasks had started after 1 s .*interrupted.*raise start_timeout"):
+        run(my_rank, num_proc=2, start_timeout=1)
+    assert time.monotonic() - began < 5
+    other.join(60)  # it was not interrupted with it
+    assert run(my_rank, num_proc=2) == [0, 1]
+
+
+def test_two_runs_at_once_do_not_mix(spark: Any, temporary: Path) -> None:
+    outcomes: dict[str, Any] = {}
+
+    def go(name: str, fail: bool) -> None:
+        events: list[dict[str, Any]] = []
+
+        def fn() -> str:
+            mailbox.current().post("mark", run=name)
+            time.sleep(0.5)
+            if fail and my_rank() == 1:
+                raise ValueError(f"of {name}")
+            time.sleep(1)
+            return name
+
+        try:
+            outcomes[name] = run(fn, num_proc=2, on_event=events.append)
+        except WorkerError as e:
+            outcomes[name] = str(e.message)
+        outcomes[f"{name} events"] = {event["run"] for event in events}
+
+    threads = [threading.Thread(target=go, args=(name, name == "b")) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert outcomes == {"a": ["a", "a"], "b": "of b", "a events": {"a"}, "b events": {"b"}}
+
+
+def test_the_mailbox_of_a_local_master_is_private_and_goes(spark: Any, temporary: Path) -> None:
+    def fn() -> list[str]:
+        (folder,) = temporary.glob("sparkvod-run-*")
+        return [stat.filemode(folder.stat().st_mode)]
+
+    assert run(fn, num_proc=1) == [["drwx------"]]
+    with pytest.raises(WorkerError):
+        run(raise_on, (0, ValueError()), num_proc=1)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_reused_python_worker_is_as_it_was(spark: Any) -> None:
+    def look() -> dict[str, Any]:
+        environment = {k: v for k, v in os.environ.items() if k.startswith("SPARKVOD")}
+        return {"path": len(sys.path), "env": environment, "pid": os.getpid()}
+
+    def state(batches: Any) -> Any:
+        import pyarrow as pa
+
+        from sparkvod.launch import context
+        from sparkvod.observe import mailbox
+
+        for _ in batches:
+            pass
+        facts = [sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__, context.current() is None]
+        facts += [type(mailbox.current()).__name__ == "NullPoster", not context._hooks, "SPARKVOD_X" not in os.environ]
+        facts += [not [t for t in threading.enumerate() if t.name.startswith("sparkvod")]]
+        yield pa.RecordBatch.from_pydict({"fact": facts})
+
+    def fn() -> dict[str, Any]:
+        import logging
+
+        context.on_exit(lambda error: None)
+        logging.getLogger("of.a.test").addHandler(logging.StreamHandler())
+        print("something")
+        return look()
+
+    run(fn, num_proc=1, env={"SPARKVOD_X": "1"}, verbose=0)
+    rows = spark.range(0, 1, 1, 1).mapInArrow(state, "fact boolean").collect()
+    assert all(row.fact for row in rows), rows
+
+
+def test_given_streams_get_the_lines_with_their_time(spark: Any) -> None:
+    out, err = io.StringIO(), io.StringIO()
+
+    def fn() -> None:
+        print("to out")
+        print("to err", file=sys.stderr)
+
+    run(fn, num_proc=1, verbose=0, stdout=out, stderr=err, prefix_output_with_timestamp=True)
+    assert out.getvalue().endswith("[0]<stdout>:to out\n")
+    assert err.getvalue().endswith("[0]<stderr>:to err\n")
+    time.strptime(out.getvalue().partition("[")[0])
+
+
+def test_the_peers_arguments_without_meaning_are_warned_of(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
+    run(my_rank, num_proc=1, use_mpi=True, use_gloo=True, extra_mpi_args="-x", nics=["eth0"], executable="python9")
+    for name in ("use_mpi=True", "extra_mpi_args='-x'", "nics=['eth0']", "executable='python9'"):
+        assert f"{name} has no meaning in sparkvod.run and is ignored" in caplog.text
+    assert "use_gloo" not in caplog.text
+
+
+class TestAsOnACluster:
+    """Without a private directory: the ranks meet through Spark, failures travel in Spark's error text."""
+
+    @pytest.fixture(autouse=True)
+    def _no_private_directory(self, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(launch_spark, "_same_host", lambda spark: False)
+
+    def test_the_world_meets_through_spark(self, caplog: pytest.LogCaptureFixture) -> None:
+        def fn() -> list[bytes]:
+            return context.current().allgather(b"%d" % my_rank())  # type: ignore[union-attr]
+
+        assert run(fn, num_proc=2) == [[b"0", b"1"]] * 2
+        assert caplog.text.count("the ranks' output is in the executors' logs") == 1
+
+    def test_a_failure_travels_in_sparks_error(self) -> None:
+        with pytest.raises(WorkerError, match="rank 1 on .* raised ValueError: boom") as caught:
+            run(raise_on, (1, ValueError("boom")), num_proc=2, verbose=0)
+        assert isinstance(caught.value.__cause__, ValueError)
+        assert "raise_on" in caught.value.traceback
+
+    def test_a_lost_process_is_told(self) -> None:
+        with pytest.raises(WorkerLostError, match="ended without a word"):
+            run(lambda: my_rank() == 1 and os._exit(3), num_proc=2, verbose=0)
+
+    def test_tasks_that_cannot_start(self, spark: Any) -> None:
+        def slow(batches: Any) -> Any:
+            time.sleep(6)
+            yield from batches
+
+        other = threading.Thread(target=lambda: spark.range(0, 4, 1, 4).mapInArrow(slow, "id long").collect())
+        other.start()
+        time.sleep(1.5)
+        with pytest.raises(LaunchError, match="not all of 2 tasks had started after 1 s"):
+            run(my_rank, num_proc=2, start_timeout=1, verbose=0)
+        other.join(60)
+
+    def test_a_shared_folder_brings_lines_and_events(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        events: list[dict[str, Any]] = []
+
+        def fn() -> None:
+            print("a line")
+            mailbox.current().post("progress", step=3)
+
+        run(fn, num_proc=2, mailbox=str(tmp_path / "box"), on_event=events.append)
+        assert {(e["rank"], e["step"]) for e in events} == {(0, 3), (1, 3)}
+        assert "[1]<stdout>:a line" in capsys.readouterr().out
+        assert "executors' logs" not in caplog.text
+        assert list((tmp_path / "box").iterdir()) == []
+
+    def test_pickles_in_a_shared_folder_are_not_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[bool] = []
+        original = Failure.from_json
+        monkeypatch.setattr(
+            "sparkvod.launch._spark_job.Failure.from_json",
+            lambda text, trusted: asked.append(trusted) or original(text, trusted),
+        )
+        with pytest.raises(WorkerError, match="ValueError: boom"):
+            run(raise_on, (1, ValueError("boom")), num_proc=2, mailbox=str(tmp_path), verbose=0)
+        assert True in asked  # the one in Spark's own error text
+        assert False in asked  # the one in the folder
