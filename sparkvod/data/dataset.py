@@ -246,7 +246,7 @@ def from_footers(store: FilesystemStore, path: str) -> Dataset:
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             _inspect(group, widths, nulls)
-            groups.append((number, index, group.num_rows, group.total_byte_size))
+            groups.append((number, index, group.num_rows, 0))
     for name, values in widths.items():
         if len(values) > 1 or any(value != int(value) or value < 1 for value in values):
             refused[name] = (
@@ -255,15 +255,18 @@ def from_footers(store: FilesystemStore, path: str) -> Dataset:
             )
     for name, count in nulls.items():
         refused[name] = f"column {name!r} in {path} has {count} nulls, none was expected; fill them or drop these rows"
+    usable = [
+        c.with_width(int(next(iter(widths[c.name])))) if widths.get(c.name) else c
+        for c in columns
+        if c.name not in refused
+    ]
+    table = np.array(groups, dtype=np.int64).reshape(-1, 4)
+    table[:, 3] = table[:, 2] * row_nbytes(usable)
     dataset = Dataset(
         path=path,
         files=tuple(names),
-        groups=np.array(groups, dtype=np.int64).reshape(-1, 4),
-        columns=tuple(
-            c.with_width(int(widths[c.name].pop())) if widths.get(c.name) else c
-            for c in columns
-            if c.name not in refused
-        ),
+        groups=table,
+        columns=tuple(usable),
         checked=False,
         fingerprint=digest([sorted(store.listing(path).items()), groups]),
         refused=refused,
@@ -285,5 +288,11 @@ def _inspect(group: pq.RowGroupMetaData, widths: dict[str, set[float]], nulls: C
         name = chunk.path_in_schema.removesuffix(".list.element").removesuffix(".list.item")
         if name in widths and group.num_rows:
             widths[name].add(chunk.num_values / group.num_rows)
-        if chunk.statistics is not None and chunk.statistics.has_null_count and chunk.statistics.null_count:
+        # In a list, footers count empty rows as nulls: readers tell them apart.
+        if (
+            name not in widths
+            and chunk.statistics is not None
+            and chunk.statistics.has_null_count
+            and chunk.statistics.null_count
+        ):
             nulls[name] += chunk.statistics.null_count

@@ -39,7 +39,7 @@ def check(
     validation: float | str | None,
     seed: int | None,
 ) -> Request:
-    """Returns the request, if the DataFrame's schema fits it. See ``sparkvod.data.preparation.prepare`` for the arguments.
+    """Returns the request, if the DataFrame's schema fits it; the arguments are those of ``sparkvod.data.prepare``.
 
     Raises:
         DataError: a column is missing or has a type that cannot become a tensor, or the validation makes no sense.

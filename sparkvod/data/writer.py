@@ -78,7 +78,7 @@ class Checks:
     @property
     def ok(self) -> bool:
         """True as long as everything seen can be written to one file."""
-        return not self.problems and all(len(found) == 1 for found in self.widths.values())
+        return not self.problems and all(len(found) == 1 and 0 not in found for found in self.widths.values())
 
     def note(self, column: str, kind: str, rows: int) -> None:
         """Counts rows with a problem."""
@@ -185,16 +185,14 @@ class GroupWriter:
 
     def finish(self) -> list[dict[str, Any]]:
         """Writes what is held and returns the files: name, size and groups [rows, digest] of each."""
-        if self._rows:
+        total = self._rows
+        if self._group_rows:
+            pieces = -(-total // self._group_rows)
+        else:
             least, most = PARTITION_GROUPS
-            group_rows = self._group_rows
-            if not group_rows:
-                groups = min(max(self._rows // 1024, least), most)
-                group_rows = min(self._limit, -(-self._rows // groups))
-            pieces = -(-self._rows // group_rows)
-            total = self._rows
-            for piece in range(pieces):
-                self._write(total * (piece + 1) // pieces - total * piece // pieces)
+            pieces = max(-(-total // self._limit), min(total, max(total // 1024, least), most))
+        for piece in range(pieces):
+            self._write(total * (piece + 1) // pieces - total * piece // pieces)
         self._close()
         return self.files
 

@@ -5,7 +5,8 @@ shuffled as it was decoded, while it is in the cache. A block of steps is made b
 lanes' cuts, and one ``take`` per column.
 
 Memory: two windows per lane (the one being read and the next), each of two row groups, or of more when all of them
-together are small; and the blocks that are on their way to the training loop.
+together are small; and the blocks that are on their way to the training loop. Row groups larger than those that we
+write are decoded part by part, and a window takes parts instead; unless there are so few that the shuffle would suffer.
 """
 
 from __future__ import annotations
@@ -25,19 +26,32 @@ from sparkvod.data.schema import Column, row_nbytes
 
 WINDOW_GROUPS = 2
 """Row groups of a lane that are shuffled together."""
-SMALL_WINDOW = 256 << 10
+SMALL_WINDOW = 32 << 10
 """Bytes up to which a window takes more row groups than that."""
 BLOCK_BYTES = 1 << 20
 """Bytes of batches that are assembled at once."""
+PART_BYTES = 4 << 20
+"""Bytes of the parts of groups that are at least twice as large."""
+MANY_GROUPS = 16
+"""Row groups from which on large ones are cut into parts."""
 
 _log = log.get("data")
 
 
 class _Window(NamedTuple):
+    """Rows ``start`` to ``end`` of a lane; its pieces [k, 2] are row groups and the numbers of their parts."""
+
     start: int
     end: int
-    groups: np.ndarray
+    pieces: np.ndarray
     number: int
+
+
+class _Stream(NamedTuple):
+    """A large row group that is being decoded part by part."""
+
+    group: int
+    pieces: Iterator[list[np.ndarray]]
 
 
 class _Held(NamedTuple):
@@ -79,6 +93,7 @@ class _Lane:
     def __init__(self, windows: list[_Window]) -> None:
         self.pending = windows[::-1]
         self.held: list[_Held] = []
+        self.stream: _Stream | None = None
 
     def release(self, begin: int, arena: _Arena) -> None:
         """Gives back the windows that end before row ``begin``."""
@@ -108,6 +123,10 @@ class ArrowReader(Reader):
         self._decoder = Decoder(dataset, self.columns)
         self._row_nbytes = row_nbytes(self.columns)
         groups = int(np.count_nonzero(dataset.groups[:, 2]))
+        self._parts = np.ones(len(dataset.groups), dtype=np.int64)
+        if groups >= MANY_GROUPS:
+            wanted = np.minimum(dataset.groups[:, 3] // PART_BYTES, dataset.groups[:, 2])
+            self._parts = np.maximum(wanted, self._parts)
         if rank == 0 and groups < num_proc:
             _log.warning(
                 "%s has %d row groups for %d ranks, so some ranks have nothing to read; write smaller row groups, or "
@@ -154,35 +173,43 @@ class ArrowReader(Reader):
 
     def _windows(self, lane: np.ndarray, begin: int) -> list[_Window]:
         """Returns the windows of a lane that end after its row ``begin``."""
-        rows, nbytes = self.dataset.groups[lane, 2], self.dataset.groups[lane, 3]
-        ends = np.concatenate([[0], np.cumsum(rows)])
+        parts = self._parts[lane]
+        groups = np.repeat(lane, parts)
+        part = np.arange(len(groups)) - np.repeat(np.cumsum(parts) - parts, parts)
+        borders = self._borders(groups, part), self._borders(groups, part + 1)
+        ends = np.concatenate([[0], np.cumsum(borders[1] - borders[0])])
+        nbytes = self.dataset.groups[groups, 3] // self._parts[groups]
         found = order.windows(nbytes, WINDOW_GROUPS, SMALL_WINDOW)
         return [
-            _Window(int(ends[first]), int(ends[end]), lane[first:end], number)
+            _Window(int(ends[first]), int(ends[end]), np.stack([groups[first:end], part[first:end]], axis=1), number)
             for number, (first, end) in enumerate(found)
             if ends[end] > begin
         ]
+
+    def _borders(self, groups: np.ndarray, part: np.ndarray) -> np.ndarray:
+        """Returns the row of each group with which its given part begins."""
+        border: np.ndarray = self.dataset.groups[groups, 2] * part // self._parts[groups]
+        return border
 
     def _places(self, lanes: dict[int, _Lane], arena: _Arena, cuts: np.ndarray, epoch: int) -> np.ndarray:
         """Returns where in the arena the lanes' rows between the first and the last cut are, lane after lane."""
         parts = []
         for (number, lane), start, end in zip(lanes.items(), cuts[0].tolist(), cuts[-1].tolist(), strict=True):
             while (lane.held[-1].end if lane.held else start) < end:
-                lane.held.append(self._load(number, lane.pending.pop(), arena, epoch))
+                lane.held.append(self._load(number, lane, lane.pending.pop(), arena, epoch))
             for held in lane.held:
                 if held.start < end and held.end > start:
                     offset = held.base - held.start
                     parts.append(np.arange(max(start, held.start) + offset, min(end, held.end) + offset))
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def _load(self, lane: int, window: _Window, arena: _Arena, epoch: int) -> _Held:
+    def _load(self, number: int, lane: _Lane, window: _Window, arena: _Arena, epoch: int) -> _Held:
         slot = arena.take()
         base, rows = slot * arena.slot_rows, window.end - window.start
-        decoded = [self._decoder.decode(group) for group in window.groups.tolist()]
-        self.decoded += len(decoded)
+        decoded = [self._decode(lane, group, part) for group, part in window.pieces.tolist()]
         permutation = None
         if self.shuffle:
-            permutation = order.generator(self.seed, epoch, 2, lane, window.number).permutation(rows)
+            permutation = order.generator(self.seed, epoch, 2, number, window.number).permutation(rows)
         for array, parts in zip(arena.arrays.values(), zip(*decoded, strict=True), strict=True):
             target = array[base : base + rows]
             if permutation is None:
@@ -191,6 +218,20 @@ class ArrowReader(Reader):
                 whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
                 np.take(whole, permutation, axis=0, out=target, mode="clip")
         return _Held(window.start, window.end, slot, base)
+
+    def _decode(self, lane: _Lane, group: int, part: int) -> list[np.ndarray]:
+        """Returns the arrays of a piece: a group, or the next part of a large one, which is decoded as a stream."""
+        if self._parts[group] == 1:
+            self.decoded += 1
+            return self._decoder.decode(group)
+        if lane.stream is None or lane.stream.group != group:
+            parts = np.arange(self._parts[group] + 1)
+            sizes = np.diff(self._borders(np.full(len(parts), group), parts)).tolist()
+            self.decoded += 1
+            lane.stream = _Stream(group, self._decoder.stream(group, sizes))
+            for _ in range(part):
+                next(lane.stream.pieces)
+        return next(lane.stream.pieces)
 
     def _batches(
         self,

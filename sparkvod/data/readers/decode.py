@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from sparkvod.errors import DataError
 
 OPEN_CHUNKS = 20_000
 """Column chunks whose metadata are kept in open files: half a kilobyte each."""
+STREAM_BUFFER = 64 << 10
+"""Bytes read ahead per column of a row group that is decoded part by part."""
 
 
 class Decoder:
@@ -49,10 +51,41 @@ class Decoder:
         # use_threads=False: starting tasks costs more than decoding a group of some thousand rows.
         table = self._file(number).read_row_group(index, columns=self._names, use_threads=False)
         if table.num_rows != rows:
-            raise DataError(
-                f"row group {index} of {self._name(number)} has {table.num_rows} rows, {rows} were expected; the "
-                "file was changed since its metadata were read: prepare or open the data again"
-            )
+            raise self._changed(number, index, table.num_rows, rows)
+        return self._arrays(table, number)
+
+    def stream(self, group: int, sizes: list[int]) -> Iterator[list[np.ndarray]]:
+        """Decodes a row group part by part, holding little of it at a time.
+
+        Args:
+            group: the row group.
+            sizes: rows of each part; together they are the group's.
+
+        Yields:
+            What :meth:`decode` returns, for each part.
+
+        Raises:
+            DataError: as :meth:`decode`.
+        """
+        number, index, _, _ = self._dataset.groups[group].tolist()
+        file, source = self._opened(number, buffer_size=STREAM_BUFFER)
+        try:
+            batches = file.iter_batches(max(sizes), row_groups=[index], columns=self._names, use_threads=False)
+            held: pa.Table | None = None
+            for size in sizes:
+                while held is None or held.num_rows < size:
+                    batch = next(batches, None)
+                    if batch is None:
+                        raise self._changed(number, index, "fewer", "more")
+                    more = pa.Table.from_batches([batch])
+                    held = more if held is None else pa.concat_tables([held, more])
+                yield self._arrays(held.slice(0, size), number)
+                held = held.slice(size)
+        finally:
+            file.close()
+            source.close()
+
+    def _arrays(self, table: pa.Table, number: int) -> list[np.ndarray]:
         parts = [
             [self._values(column, array, number) for column, array in zip(self._columns, batch.columns, strict=True)]
             for batch in table.select(self._names).to_batches()
@@ -87,6 +120,12 @@ class Decoder:
         if not self._dataset.checked and column.is_float and np.isnan(values).any():
             raise self._bad(column, file, f"{int(np.isnan(values).sum())} NaN in a row group", "none")
 
+    def _changed(self, file: int, index: int, found: object, expected: object) -> DataError:
+        return DataError(
+            f"row group {index} of {self._name(file)} has {found} rows, {expected} were expected; the file was "
+            "changed since its metadata were read: prepare or open the data again"
+        )
+
     def _bad(self, column: Column, file: int, found: str, expected: str) -> DataError:
         return DataError(
             f"column {column.name!r} in {self._name(file)} has {found}, {expected} was expected; correct or drop "
@@ -100,21 +139,25 @@ class Decoder:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number][0]
+        file, source = self._opened(number)
+        self._open[number] = (file, source, file.num_row_groups * file.metadata.num_columns)
+        while len(self._open) > 1 and sum(chunks for _, _, chunks in self._open.values()) > OPEN_CHUNKS:
+            self._shut(self._open.popitem(last=False)[1])
+        return file
+
+    def _opened(self, number: int, buffer_size: int = 0) -> tuple[pq.ParquetFile, Any]:
         path = self._name(number)
         try:
             local = isinstance(self._fs, LocalFileSystem)
             source = pa.OSFile(path, "rb") if local else self._fs.open(path, "rb")
-            file = pq.ParquetFile(source, pre_buffer=not local)
+            file = pq.ParquetFile(source, buffer_size=buffer_size, pre_buffer=not local and not buffer_size)
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(
                 f"{path} cannot be read ({error}), a Parquet file of the data set was expected; it must be reachable "
                 "from every "
                 "worker: use a store that all of them share, and do not delete prepared data while they are in use"
             ) from error
-        self._open[number] = (file, source, file.num_row_groups * file.metadata.num_columns)
-        while len(self._open) > 1 and sum(chunks for _, _, chunks in self._open.values()) > OPEN_CHUNKS:
-            self._shut(self._open.popitem(last=False)[1])
-        return file
+        return file, source
 
     @staticmethod
     def _shut(entry: tuple[pq.ParquetFile, Any, int]) -> None:

@@ -96,6 +96,12 @@ class Reader(ABC):
     def close(self) -> None:
         """Closes the files. Iterators made before must not be used any more."""
 
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+
 
 def open_reader(
     name: str,
