@@ -180,17 +180,18 @@ TEST(TransportTellsWhyAPeerLeft) {
     Departure how;
     if (rank == 1) {
       for (int peer : {0, 2})
-        world.peers[peer].link->Leave({false, Code::kTimeout, "rank 7 was late"});
+        world.peers[peer].link->Leave({false, true, Code::kTimeout, "rank 7 was late"});
     } else {
       EXPECT(WaitForDeparture(world, 1, &how));
       EXPECT(!how.orderly);
+      EXPECT(how.relayed);
       EXPECT(how.code == Code::kTimeout);
       EXPECT_EQ(how.cause, "rank 7 was late");
       EXPECT(!world.peers[2 - rank].link->Left(&how));
     }
     board.Barrier(rank);
     if (rank == 2) {
-      world.peers[0].link->Leave({true, Code::kShutDown, "done"});
+      world.peers[0].link->Leave({true, false, Code::kShutDown, "done"});
     } else if (rank == 0) {
       EXPECT(WaitForDeparture(world, 2, &how));
       EXPECT(how.orderly);

@@ -1,0 +1,294 @@
+// Allreduce: every dtype, size, memory, world and transport, exactly; and what carried it.
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "native/kernels/reduce.h"
+#include "tests/native/world.h"
+
+namespace sparkvod {
+namespace {
+
+using namespace check;  // NOLINT: a test of what check's worlds run
+
+const std::vector<DType> kReduced = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
+                                     DType::kBFloat16, DType::kInt32,   DType::kInt64};
+
+// Small whole numbers, negative ones among them: their sums over eight ranks are exact in every
+// dtype.
+int64_t Term(int rank, size_t i) {
+  return static_cast<int64_t>((i * 5 + static_cast<size_t>(rank) * 11) % 31) - 15;
+}
+
+// Whole numbers as elements of a dtype, by way of int32 -> the kernels' own float32 for halves.
+std::vector<uint8_t> Elements(DType dtype, const std::vector<int64_t>& values) {
+  std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint8_t* p = bytes.data() + i * SizeOf(dtype);
+    const auto f = static_cast<float>(values[i]);
+    const auto d = static_cast<double>(values[i]);
+    const auto n = static_cast<int32_t>(values[i]);
+    uint32_t bits;
+    std::memcpy(&bits, &f, 4);
+    uint16_t half = static_cast<uint16_t>(bits >> 16);  // exact: at most eight bits
+    switch (dtype) {
+      case DType::kFloat32:
+        std::memcpy(p, &f, 4);
+        break;
+      case DType::kFloat64:
+        std::memcpy(p, &d, 8);
+        break;
+      case DType::kInt32:
+        std::memcpy(p, &n, 4);
+        break;
+      case DType::kInt64:
+        std::memcpy(p, &values[i], 8);
+        break;
+      case DType::kFloat16:
+        half = values[i] == 0 ? 0
+                              : static_cast<uint16_t>(((bits >> 16) & 0x8000) |
+                                                      (((bits & 0x7fffffff) >> 13) - (112u << 10)));
+        [[fallthrough]];
+      default:
+        std::memcpy(p, &half, 2);
+    }
+  }
+  return bytes;
+}
+
+std::vector<uint8_t> Input(DType dtype, int rank, size_t count) {
+  std::vector<int64_t> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = Term(rank, i);
+  return Elements(dtype, values);
+}
+
+std::vector<uint8_t> Expected(DType dtype, int size, size_t count, ReduceOp op) {
+  std::vector<int64_t> sums(count);
+  for (size_t i = 0; i < count; ++i) {
+    for (int r = 0; r < size; ++r) sums[i] += Term(r, i);
+    if (op == ReduceOp::kAverage && !IsFloating(dtype)) sums[i] /= size;
+  }
+  std::vector<uint8_t> bytes = Elements(dtype, sums);
+  if (op == ReduceOp::kAverage && IsFloating(dtype))
+    KernelsFor(Isa::kPortable)->scale(dtype, bytes.data(), bytes.data(), count, 1.0 / size);
+  return bytes;
+}
+
+enum class Place { kInPlace, kApart, kEngine };
+
+// One allreduce of one rank, checked.
+void CheckOne(Engine& engine, DType dtype, size_t count, Place place, ReduceOp op) {
+  const int rank = engine.topology().rank, size = engine.topology().size;
+  const std::vector<uint8_t> input = Input(dtype, rank, count);
+  std::vector<uint8_t> in = input, out(input.size());
+  std::shared_ptr<Memory> memory;
+  Part part{in.data(), out.data(), count};
+  if (place == Place::kInPlace) part.out = in.data();
+  if (place == Place::kEngine) {
+    EXPECT_EQ(engine.Allocate(input.size(), &memory).Report(), "ok");
+    if (!input.empty()) std::memcpy(memory->data(), input.data(), input.size());
+    part.in = part.out = memory->data();
+  }
+  const std::string name = std::string(NameOf(dtype)) + "." + std::to_string(count) + "." +
+                           std::to_string(static_cast<int>(place)) + NameOf(op);
+  const Request request = AllreduceOf(name, dtype, {static_cast<int64_t>(count)}, op);
+  const Result result = Run(engine, request, {part});
+  const std::vector<uint8_t> expected = Expected(dtype, size, count, op);
+  if (!result.ok())
+    Fail(__FILE__, __LINE__, name + ": " + result.Report());
+  else if (count > 0 && std::memcmp(part.out, expected.data(), expected.size()) != 0)
+    Fail(__FILE__, __LINE__, name + " is wrong on rank " + std::to_string(rank));
+  if (place == Place::kApart) EXPECT(in == input);
+}
+
+// In full: the product of everything. Else all dtypes on two worlds, and all worlds with float32.
+TEST(AllreduceIsExact) {
+  for (const Kind& kind : Kinds()) {
+    for (int size : {1, 2, 3, 5, 8}) {
+      RunWorld(kind, size, [size](Engine& engine, int) {
+        for (DType dtype : kReduced) {
+          if (!Full() && size != 2 && size != 3 && dtype != DType::kFloat32) continue;
+          for (size_t count : {0, 1, 7, 1003, 20000, 300001}) {
+            if (!Full() && count > 20000 && dtype != DType::kFloat32) continue;
+            for (Place place : {Place::kInPlace, Place::kApart, Place::kEngine})
+              for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage})
+                CheckOne(engine, dtype, count, place, op);
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(AllreduceIsCarriedAsStatsSay) {
+  for (const Kind& kind : Kinds()) {
+    RunWorld(kind, 2, [&kind](Engine& engine, int) {
+      const bool shares = kind.transport != kTcp.transport;
+      CheckOne(engine, DType::kFloat32, 100, Place::kInPlace, ReduceOp::kSum);
+      CheckOne(engine, DType::kFloat32, 300000, Place::kInPlace, ReduceOp::kSum);
+      CheckOne(engine, DType::kFloat32, 300000, Place::kEngine, ReduceOp::kSum);
+      const std::string prefix = std::string("allreduce/") + kind.transport + "/";
+      if (shares) {
+        EXPECT_EQ(Carried(engine, prefix + "one-shot").calls, uint64_t{1});
+        EXPECT_EQ(Carried(engine, prefix + "staged").calls, uint64_t{1});
+        EXPECT_EQ(Carried(engine, prefix + "in-place").calls, uint64_t{1});
+        EXPECT_EQ(Carried(engine, prefix + "in-place").bytes, uint64_t{1200000});
+      } else {
+        EXPECT_EQ(Carried(engine, prefix + "ring").calls, uint64_t{3});
+      }
+      EXPECT_EQ(Carried(engine, prefix).calls, uint64_t{3});
+      EXPECT_EQ(Carried(engine, "").calls, uint64_t{3});
+    });
+  }
+}
+
+TEST(AllreduceScalesBeforeAndAfter) {
+  for (const Kind& kind : Kinds()) {
+    RunWorld(kind, 3, [](Engine& engine, int rank) {
+      for (size_t count : {3, 50000}) {
+        std::vector<float> in(count, static_cast<float>(rank + 1)), out(count);
+        std::vector<int32_t> ints(count, 10 * (rank + 1));
+        Request request = AllreduceOf("scaled" + std::to_string(count), DType::kFloat32,
+                                      {static_cast<int64_t>(count)});
+        request.prescale = 0.5;
+        request.postscale = 4;
+        EXPECT_EQ(Run(engine, request, {{in.data(), out.data(), count}}).Report(), "ok");
+        EXPECT(out == std::vector<float>(count, 12.0f));
+        EXPECT_EQ(in[0], static_cast<float>(rank + 1));
+        request.op = ReduceOp::kAverage;
+        EXPECT_EQ(Run(engine, request, {{in.data(), in.data(), count}}).Report(), "ok");
+        EXPECT(in == std::vector<float>(count, 1.0f * 3 * 4 * static_cast<float>(1.0 / 3)) ||
+               in == std::vector<float>(count, 4.0f));
+        request = AllreduceOf("ints" + std::to_string(count), DType::kInt32,
+                              {static_cast<int64_t>(count)});
+        request.postscale = 0.5;
+        EXPECT_EQ(Run(engine, request, {{ints.data(), ints.data(), count}}).Report(), "ok");
+        EXPECT(ints == std::vector<int32_t>(count, 30));
+      }
+    });
+  }
+}
+
+// Random floats round differently in different orders: every rank must hold the same bits all the
+// same.
+TEST(AllreduceGivesAllRanksTheSameBits) {
+  for (const Kind& kind : Kinds()) {
+    RunWorld(kind, 3, [](Engine& engine, int rank) {
+      for (int64_t count : {17, 9999, 400000}) {
+        for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+          std::mt19937 draw(static_cast<uint32_t>(rank) + 7);
+          std::vector<uint16_t> data(static_cast<size_t>(count) * SizeOf(dtype) / 2);
+          for (uint16_t& half : data)
+            half = static_cast<uint16_t>(draw() & 0xbfff);  // no NaN, no infinity
+          const std::string name = "bits" + std::to_string(count) + NameOf(dtype);
+          const Request request = AllreduceOf(name, dtype, {count}, ReduceOp::kAverage);
+          EXPECT_EQ(End(engine, Start(engine, request, data.data())).Report(), "ok");
+          // Everybody compares with rank 0's.
+          std::vector<uint16_t> first = data;
+          Request broadcast;
+          broadcast.name = "of rank 0";
+          broadcast.collective = Collective::kBroadcast;
+          broadcast.entries.push_back({dtype, {count}});
+          EXPECT_EQ(
+              Run(engine, broadcast, {{first.data(), first.data(), static_cast<size_t>(count)}})
+                  .Report(),
+              "ok");
+          EXPECT(first == data);
+        }
+      }
+    });
+  }
+}
+
+// Many tensors, submitted in another order on every rank, wait for nobody's turn and meet in few
+// calls.
+TEST(AllreduceOfManyTensorsInAnyOrder) {
+  for (const Kind& kind : Kinds()) {
+    for (int size : {2, 3, 5}) {
+      RunWorld(kind, size, [size](Engine& engine, int rank) {
+        constexpr int kTensors = 200;
+        for (int turn = 0; turn < 3; ++turn) {
+          std::vector<int> order(kTensors);
+          for (int t = 0; t < kTensors; ++t) order[t] = t;
+          std::shuffle(order.begin(), order.end(),
+                       std::mt19937(static_cast<uint32_t>(rank + turn * 10)));
+          std::vector<std::vector<float>> tensors;
+          for (int t = 0; t < kTensors; ++t)
+            tensors.emplace_back(static_cast<size_t>(t * 7 % 1030), static_cast<float>(t + rank));
+          std::vector<int64_t> handles(kTensors);
+          for (int t : order) {
+            const auto count = static_cast<int64_t>(tensors[t].size());
+            handles[t] =
+                Start(engine, AllreduceOf("t" + std::to_string(t), DType::kFloat32, {count}),
+                      tensors[t].data());
+          }
+          for (int t : order) {
+            EXPECT_EQ(End(engine, handles[t]).Report(), "ok");
+            const auto expected = static_cast<float>(t * size + size * (size - 1) / 2);
+            EXPECT(tensors[t] == std::vector<float>(tensors[t].size(), expected));
+          }
+        }
+        const Stats stats = engine.GetStats();
+        EXPECT_EQ(Carried(engine, "allreduce/").tensors, uint64_t{3 * kTensors});
+        EXPECT(Carried(engine, "allreduce/").calls < 3 * kTensors);
+        EXPECT(stats.cache_hits >= 2 * kTensors - 100);
+      });
+    }
+  }
+}
+
+// A grouped call is one unit: several tensors and dtypes, one handle.
+TEST(AllreduceOfAGroup) {
+  for (const Kind& kind : Kinds()) {
+    RunWorld(kind, 3, [](Engine& engine, int rank) {
+      std::vector<float> a(10, static_cast<float>(rank)), b(70000, 1.0f);
+      std::vector<int64_t> c(5, rank);
+      Request request;
+      request.name = "group";
+      request.op = ReduceOp::kSum;
+      request.entries = {
+          {DType::kFloat32, {10}}, {DType::kFloat32, {70, 1000}}, {DType::kInt64, {5}}};
+      for (int turn = 0; turn < 2; ++turn) {
+        a.assign(10, static_cast<float>(rank));
+        b.assign(70000, 1.0f);
+        c.assign(5, rank);
+        const std::vector<Part> parts = {
+            {a.data(), a.data(), 10}, {b.data(), b.data(), 70000}, {c.data(), c.data(), 5}};
+        EXPECT_EQ(Run(engine, request, parts, turn == 0).Report(), "ok");
+        EXPECT(a == std::vector<float>(10, 3.0f));
+        EXPECT(b == std::vector<float>(70000, 3.0f));
+        EXPECT(c == std::vector<int64_t>(5, 3));
+      }
+    });
+  }
+}
+
+// Nobody waits: the background threads carry it.
+TEST(AllreduceGoesOnInTheBackground) {
+  for (const Kind& kind : Kinds()) {
+    RunWorld(kind, 2, [](Engine& engine, int rank) {
+      std::vector<float> data(5000, static_cast<float>(rank + 1));
+      const int64_t handle =
+          Start(engine, AllreduceOf("background", DType::kFloat32, {5000}), data.data());
+      const Deadline deadline = Deadline::After(10);
+      bool done = false;
+      while (!done && !deadline.Passed()) EXPECT(engine.Poll(handle, &done).ok());
+      EXPECT(done);
+      EXPECT_EQ(data[4999], 3.0f);
+      engine.Release(handle);
+      EXPECT(engine.Poll(handle, &done).code() == Code::kInvalid);
+    });
+  }
+}
+
+TEST(AllreduceOfSixtyFourRanks) {
+  RunWorld(kInproc, Full() ? 64 : 16, [](Engine& engine, int) {
+    for (size_t count : {1, 5000, 100000})
+      CheckOne(engine, DType::kFloat64, count, Place::kInPlace, ReduceOp::kSum);
+  });
+}
+
+}  // namespace
+}  // namespace sparkvod
