@@ -21,7 +21,7 @@ T = TypeVar("T", bound="TableParams")
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
 
 

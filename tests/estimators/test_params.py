@@ -32,15 +32,16 @@ def test_every_entry_is_a_param_with_accessors_and_a_place_in_the_signature():
 
 
 def test_the_peers_names_are_there():
-    for name in (
-        "setNumProc setModel setBackend setStore setOptimizer setLoss setLossWeights setMetrics setGradientCompression "
-        "setSampleWeightCol setFeatureCols setLabelCols setValidation setCallbacks setBatchSize setValBatchSize setEpochs "
-        "setTrainStepsPerEpoch setValidationStepsPerEpoch setRandomSeed setShuffle setVerbose setPartitionsPerProcess "
-        "setRunId setTransformationFn setTrainReaderNumWorker setValReaderNumWorker setReaderPoolType setLabelShapes "
-        "setInMemoryCacheAll setUseGpu setMpStartMethod setBackwardPassesPerStep setShufflingBufferSize setInputShapes "
-        "setLossConstructors setTrainMinibatchFn setCompressSparseCols setContinuousCols setCategoricalCols"
-    ).split():
-        assert callable(getattr(Example, name))
+    names = """
+        NumProc Model Backend Store Optimizer Loss LossWeights Metrics GradientCompression SampleWeightCol FeatureCols
+        LabelCols Validation Callbacks BatchSize ValBatchSize Epochs TrainStepsPerEpoch ValidationStepsPerEpoch
+        RandomSeed Shuffle Verbose PartitionsPerProcess RunId TransformationFn TrainReaderNumWorker ValReaderNumWorker
+        ReaderPoolType LabelShapes InMemoryCacheAll UseGpu MpStartMethod BackwardPassesPerStep ShufflingBufferSize
+        InputShapes LossConstructors TrainMinibatchFn CompressSparseCols ContinuousCols CategoricalCols
+    """
+    for name in names.split():
+        assert callable(getattr(Example, f"get{name}"))
+        assert callable(getattr(Example, f"set{name}"))
 
 
 def test_values_are_set_by_keyword_setter_and_set_params():
@@ -88,17 +89,12 @@ def test_positional_arguments_are_refused():
 
 
 def test_num_proc_excludes_backend():
-    class Backend:
-        def run(self, fn, args=(), kwargs=None, env=None):
-            return []
+    from sparkvod.estimators import SparkBackend, TorchEstimator
 
-        def num_processes(self):
-            return 1
-
+    backend = SparkBackend(2)
     with pytest.raises(ValueError, match="one of them was expected"):
-        from sparkvod.estimators.torch import TorchEstimator
-
-        TorchEstimator(num_proc=2, backend=Backend())
+        TorchEstimator(num_proc=2, backend=backend)
+    assert TorchEstimator(backend=backend).getBackend() is backend
 
 
 def test_copy_and_grid():
