@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <string>
+#include <thread>
 
 #include "native/base/clock.h"
 #include "native/base/config.h"
@@ -60,11 +61,16 @@ class Communicator {
   Result Await(Sleeper state, int most_ms, Attempt attempt, Step* step) {
     SPARKVOD_TRY(attempt(step));
     if (*step != Step::kStuck) return {};
-    const int64_t spin_until = spin_ns_ > 0 ? NowNs() + spin_ns_ : 0;
-    while (spin_ns_ > 0 && NowNs() < spin_until) {
-      for (int i = 0; i < kSpinsPerLook; ++i) CpuRelax();
-      SPARKVOD_TRY(attempt(step));
-      if (*step != Step::kStuck) return {};
+    if (spin_ns_ > 0) {
+      const int64_t began = NowNs();
+      for (int64_t now = began; now - began < spin_ns_; now = NowNs()) {
+        // The peer may be waiting for this very core: schedulers like to put the woken beside the
+        // waker.
+        if (now - began > kAloneNs) std::this_thread::yield();
+        for (int i = 0; i < kSpinsPerLook; ++i) CpuRelax();
+        SPARKVOD_TRY(attempt(step));
+        if (*step != Step::kStuck) return {};
+      }
     }
     // The last look after announcing the sleep: what came before it is seen, what comes after it
     // rings.
@@ -118,7 +124,8 @@ class Communicator {
 
  private:
   static constexpr int kFirstSleepMs = 100;
-  static constexpr int kSleepMs = 1000;  // longest sleep between two looks at the deadline
+  static constexpr int kSleepMs = 1000;      // longest sleep between two looks at the deadline
+  static constexpr int64_t kAloneNs = 4000;  // spinning before the core is offered to others
   static constexpr int kSpinsPerLook =
       16;  // so that spinning leaves the peer's cache lines alone for a while
 
