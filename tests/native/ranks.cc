@@ -76,8 +76,27 @@ bool CanFork() {
 #endif
 }
 
-int OpenFiles() { return CountEntries("/proc/self/fd"); }
-int Threads() { return CountEntries("/proc/self/task"); }
+Holdings::Holdings() : files_(CountEntries("/proc/self/fd")), threads_(1) {
+  // Between tests there is the runner's thread and, under a sanitizer, that one's own.
+  for (int look = 0; look < 50; ++look) {
+    threads_ = CountEntries("/proc/self/task");
+    if (threads_ == 1) return;
+    Nap();
+  }
+}
+
+void Holdings::ExpectUnchanged(const char* file, int line) const {
+  int files = 0, threads = 0;
+  const auto deadline = After(2);
+  do {
+    files = CountEntries("/proc/self/fd");
+    threads = CountEntries("/proc/self/task");
+    if (files == files_ && threads == threads_) return;
+    Nap();
+  } while (Clock::now() < deadline);
+  ExpectEqual(file, line, "open files", files, files_);
+  ExpectEqual(file, line, "threads", threads, threads_);
+}
 
 void RunThreads(int size, const Body& body, double seconds) {
   Board board(size);

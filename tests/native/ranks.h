@@ -42,9 +42,17 @@ class Board {
 // Whether processes may be forked and killed: not under TSan, which does not follow them.
 bool CanFork();
 
-// Open file descriptors and threads of this process, so that a test can see that none is left.
-int OpenFiles();
-int Threads();
+// What this process holds open; a test makes one before, and asks it after, whether anything is
+// left.
+class Holdings {
+ public:
+  Holdings();
+  // Threads that have ended may be listed for a moment longer, so it looks again for a while.
+  void ExpectUnchanged(const char* file, int line) const;
+
+ private:
+  int files_, threads_;
+};
 
 using Body = std::function<void(int rank, Board& board)>;
 

@@ -34,14 +34,12 @@ void RunWorld(const Kind& kind, int size, const RankBody& body, const WorldOptio
     body(*engine, rank);
     if (options.shutdown) EXPECT_EQ(engine->Shutdown().Report(), "ok");
   };
-  const int files = OpenFiles(), threads = Threads();
+  const Holdings holdings;
   if (kind.processes || !options.killed.empty())
     RunProcesses(size, rank_body, options.killed, options.seconds);
   else
     RunThreads(size, rank_body, options.seconds);
-  if (!options.check_left) return;
-  EXPECT_EQ(OpenFiles(), files);
-  EXPECT_EQ(Threads(), threads);
+  if (options.check_left) holdings.ExpectUnchanged(__FILE__, __LINE__);
 }
 
 Result Run(Engine& engine, const Request& request, const std::vector<Part>& parts, bool wait_only) {

@@ -106,7 +106,7 @@ TEST(MistakesOfTheCallerAreRefusedAtOnce) {
 }
 
 TEST(AnEngineThatDidNotConnect) {
-  const int files = OpenFiles();
+  const Holdings holdings;
   {
     std::unique_ptr<Engine> engine;
     EXPECT(Engine::Create(TestConfig(), &engine).ok());
@@ -123,7 +123,7 @@ TEST(AnEngineThatDidNotConnect) {
     EXPECT(engine->Shutdown().ok());
     EXPECT(!engine->Submit(request, {{&x, &x, 1}}, true, &handle).ok());
   }
-  EXPECT_EQ(OpenFiles(), files);
+  holdings.ExpectUnchanged(__FILE__, __LINE__);
 }
 
 // A rank does not come: the others are told which, and what it should have submitted.
@@ -343,9 +343,11 @@ TEST(WorldsComeAndGo) {
     options.shutdown = turn % 2 == 0;  // half of them end without a word
     RunWorld(
         turn % 3 == 0 ? kTcp : kInproc, 3,
-        [](Engine& engine, int) {
+        [&options](Engine& engine, int) {
           ExpectWorking(engine, "x");
-          EXPECT(BarrierOf(engine, "end").ok());
+          // Who leaves without a word may fail those that are still about to end the barrier.
+          const Result end = BarrierOf(engine, "end");
+          EXPECT(end.ok() || !options.shutdown);
         },
         options);
   }

@@ -220,15 +220,14 @@ TEST(TransportTellsThatAProcessDied) {
 }
 
 TEST(TransportLeavesNothingOpen) {
-  const int files = check::OpenFiles(), threads = check::Threads();
+  const check::Holdings holdings;
   for (const Transport& transport : Transports()) {
     if (transport.by_processes) continue;
     check::RunThreads(3, [&](int rank, Board& board) {
       const std::unique_ptr<World> world = Join(ConfigOf(transport), rank, board);
       board.Barrier(rank);
     });
-    EXPECT_EQ(check::OpenFiles(), files);
-    EXPECT_EQ(check::Threads(), threads);
+    holdings.ExpectUnchanged(__FILE__, __LINE__);
   }
 }
 
