@@ -37,7 +37,9 @@ class Suite:
         timeout: float = 90,
     ) -> None:
         self._checks = {check.__name__: check for check in checks}
-        self._args, self._setup, self._env, self._timeout = tuple(args), setup, env, timeout
+        self._args, self._setup, self._timeout = tuple(args), setup, timeout
+        # The checks' tensors are small, and the ranks may be more than the cores.
+        self._env = {"OMP_NUM_THREADS": "1", **(env or {})}
         self._outcomes: dict[int, dict[str, str | None]] = {}
 
     @property

@@ -44,11 +44,14 @@ class TorchFrontEnd(FrontEnd):
         return [leaf.grad.numpy() for leaf in leaves]
 
 
-SUITE = Suite(CHECKS, [TorchFrontEnd()], join)
+SUITES = {
+    "auto": Suite(CHECKS, [TorchFrontEnd()], join),
+    "tcp": Suite(CHECKS, [TorchFrontEnd()], join, env={"SPARKVOD_TRANSPORT": "tcp"}),
+}
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("check", SUITE.names)
-def test_contract(check: str, size: int) -> None:
-    SUITE.verify(check, size)
+@pytest.mark.parametrize(("transport", "size"), [("auto", 1), ("auto", 2), ("auto", 3), ("tcp", 3)])
+@pytest.mark.parametrize("check", SUITES["auto"].names)
+def test_contract(check: str, size: int, transport: str) -> None:
+    SUITES[transport].verify(check, size)
