@@ -54,20 +54,40 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob("address", "", "address that this rank listens on and tells the others; empty: found by itself", True),
         Knob("port_range", "", "ports that may be listened on, as 'first-last'; empty: any free one", True),
-        Knob("host_id", "", "name of the host for the grouping of ranks; empty: found from kernel and namespaces", True),
+        Knob(
+            "host_id", "", "name of the host for the grouping of ranks; empty: found from kernel and namespaces", True
+        ),
         Knob("start_timeout", 120.0, "seconds within which all ranks must have connected", True, minimum=0.001),
         Knob(
             "collective_timeout",
             600.0,
-            "seconds that a collective may wait for ranks that have not submitted it, or for bytes of a peer; 0: for ever",
+            "seconds that a collective may wait for ranks that have not submitted it, or for a peer's bytes; 0: for ever",
             True,
             minimum=0,
         ),
-        Knob("fusion_threshold", 64 << 20, "bytes up to which small tensors are fused into one allreduce; 0: never", True, minimum=0),
+        Knob(
+            "fusion_threshold",
+            64 << 20,
+            "bytes up to which small tensors are fused into one allreduce; 0: never",
+            True,
+            minimum=0,
+        ),
         Knob("cache_capacity", 1024, "entries of the response cache; 0: none", True, minimum=0),
         Knob("spin_us", 50, "microseconds to spin before sleeping; 0 when ranks outnumber cores", True, minimum=0),
-        Knob("staging_bytes", 4 << 20, "bytes of shared staging memory per rank for tensors in ordinary memory", True, minimum=65536),
-        Knob("arena_bytes", 0, "address space in bytes for engine memory per rank; 0: the size of the host's memory", True, minimum=0),
+        Knob(
+            "staging_bytes",
+            4 << 20,
+            "bytes of shared staging memory per rank for tensors in ordinary memory",
+            True,
+            minimum=65536,
+        ),
+        Knob(
+            "arena_bytes",
+            0,
+            "address space in bytes for engine memory per rank; 0: the size of the host's memory",
+            True,
+            minimum=0,
+        ),
         Knob("bucket_bytes", 25 << 20, "bytes of gradients at which DistributedOptimizer closes a bucket", minimum=1),
         Knob(
             "first_bucket_bytes",
@@ -79,7 +99,9 @@ KNOBS: dict[str, Knob] = {
         Knob("size", -1, "number of ranks, set by launchers", minimum=-1),
         Knob("rendezvous", "", "host:port where rank 0 gathers the ranks' endpoints, set by launchers or by hand"),
         Knob("secret_file", "", "file that holds the job's secret, readable by its owner only"),
-        Knob("spark_start_timeout", 600.0, "seconds within which a Spark job must have got all its tasks", minimum=0.001),
+        Knob(
+            "spark_start_timeout", 600.0, "seconds within which a Spark job must have got all its tasks", minimum=0.001
+        ),
     )
 }
 
