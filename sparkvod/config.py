@@ -61,7 +61,7 @@ KNOBS: dict[str, Knob] = {
         Knob(
             "collective_timeout",
             600.0,
-            "seconds that a collective may wait for ranks that have not submitted it, or for a peer's bytes; 0: for ever",
+            "seconds a collective may wait for ranks that have not submitted it or for a peer's bytes; 0: for ever",
             True,
             minimum=0,
         ),
