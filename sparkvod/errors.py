@@ -67,9 +67,7 @@ class WorkerError(SparkvodError, RuntimeError):
         lost_peer: True when the cause is a lost or late rank, not the function: running again may help.
     """
 
-    def __init__(
-        self, rank: int, host: str, kind: str, message: str, traceback: str, lost_peer: bool = False
-    ) -> None:
+    def __init__(self, rank: int, host: str, kind: str, message: str, traceback: str, lost_peer: bool = False) -> None:
         super().__init__(f"rank {rank} on {host} raised {kind}: {message}\n\nThat worker's traceback:\n{traceback}")
         self.rank, self.host, self.kind, self.message, self.traceback = rank, host, kind, message, traceback
         self.lost_peer = lost_peer
