@@ -28,11 +28,15 @@ def integer(minimum: int) -> Check:
     """Returns a check for whole numbers of at least ``minimum``."""
 
     def check(value: Any) -> int:
-        if _is_bool(value) or not isinstance(value, abstract_numbers.Real) or not float(value).is_integer():
+        if isinstance(value, int) and not _is_bool(value):
+            number = value
+        elif not _is_bool(value) and isinstance(value, abstract_numbers.Real) and float(value).is_integer():
+            number = int(float(value))
+        else:
             raise TypeError(f"a whole number of at least {minimum} was expected")
-        if value < minimum:
+        if number < minimum:
             raise ValueError(f"a whole number of at least {minimum} was expected")
-        return int(float(value)) if not isinstance(value, int) else value
+        return number
 
     return check
 
