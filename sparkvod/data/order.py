@@ -64,7 +64,8 @@ def deal(rows: Ints, seed: int, epoch: int, shuffle: bool) -> list[Ints]:
         lanes[node - LANES].append(group)
     dealt = [np.array(lane, dtype=np.int64) for lane in lanes]
     if shuffle:
-        dealt = [generator(seed, epoch, 1, number).permutation(lane) for number, lane in enumerate(dealt)]
+        random = generator(seed, epoch, 1)
+        dealt = [random.permutation(lane) for lane in dealt]
     return dealt
 
 

@@ -24,7 +24,7 @@ from sparkvod.data.readers.decode import Decoder
 from sparkvod.data.readers.reader import Batch, Reader
 from sparkvod.data.schema import Column, row_nbytes
 
-WINDOW_GROUPS = 2
+WINDOW_GROUPS = 1
 """Row groups of a lane that are shuffled together."""
 SMALL_WINDOW = 32 << 10
 """Bytes up to which a window takes more row groups than that."""
@@ -86,6 +86,13 @@ class _Arena:
         """Makes a slot free for the next window."""
         self._free.append(slot)
 
+    def fits(self, slot_rows: int, slots: int) -> bool:
+        """Tells whether the arena can serve another epoch; then it is emptied."""
+        if self.slot_rows < slot_rows or self._slots < slots:
+            return False
+        self._free = list(range(self._slots))[::-1]
+        return True
+
 
 class _Lane:
     """One lane of the epoch: its windows to come, and those held."""
@@ -94,16 +101,18 @@ class _Lane:
         self.pending = windows[::-1]
         self.held: list[_Held] = []
         self.stream: _Stream | None = None
+        self.reach = self._reach()
+
+    def _reach(self) -> int:
+        """Returns the row up to which the lane can be read while holding two windows."""
+        ends = [held.end for held in self.held] + [window.end for window in self.pending[:-3:-1]]
+        return ends[1] if len(ends) > 1 else sys.maxsize
 
     def release(self, begin: int, arena: _Arena) -> None:
         """Gives back the windows that end before row ``begin``."""
         while self.held and self.held[0].end <= begin:
             arena.give_back(self.held.pop(0).slot)
-
-    def reach(self) -> int:
-        """Returns the row up to which the lane can be read while holding two windows."""
-        ends = [held.end for held in self.held] + [window.end for window in self.pending[:-3:-1]]
-        return ends[1] if len(ends) > 1 else sys.maxsize
+            self.reach = self._reach()
 
 
 class ArrowReader(Reader):
@@ -122,6 +131,7 @@ class ArrowReader(Reader):
         super().__init__(dataset, columns, batch_size, rank, num_proc, shuffle, seed)
         self._decoder = Decoder(dataset, self.columns)
         self._row_nbytes = row_nbytes(self.columns)
+        self._spare: _Arena | None = None
         groups = int(np.count_nonzero(dataset.groups[:, 2]))
         self._parts = np.ones(len(dataset.groups), dtype=np.int64)
         if groups >= MANY_GROUPS:
@@ -146,6 +156,7 @@ class ArrowReader(Reader):
     def close(self) -> None:
         """Closes the files."""
         self._decoder.close()
+        self._spare = None
 
     def _read(self, epoch: int, step: int) -> Iterator[Batch]:
         rows = self.dataset.groups[:, 2]
@@ -155,7 +166,20 @@ class ArrowReader(Reader):
         lanes = order.lanes_of(self.rank, self.num_proc)
         mine = {number: _Lane(self._windows(dealt[number], int(begin[number]))) for number in lanes}
         slot_rows = max([w.end - w.start for lane in mine.values() for w in lane.pending], default=1)
-        arena = _Arena(self.columns, slot_rows, 2 * len(mine))
+        # An iterator takes the last one's arena, whose pages are there already, unless that is still in use.
+        arena, self._spare = self._spare, None
+        if arena is None or not arena.fits(slot_rows, 2 * len(mine)):
+            arena = _Arena(self.columns, slot_rows, 2 * len(mine))
+        try:
+            yield from self._blocks(epoch, step, lane_rows, mine, arena)
+        finally:
+            self._spare = arena
+
+    def _blocks(
+        self, epoch: int, step: int, lane_rows: np.ndarray, mine: dict[int, _Lane], arena: _Arena
+    ) -> Iterator[Batch]:
+        """Yields the batches from ``step`` on, block by block."""
+        lanes = order.lanes_of(self.rank, self.num_proc)
         target = max(1, BLOCK_BYTES * self.num_proc // (self._row_nbytes * self.global_batch))
         while step < self.steps:
             last = min(step + target, self.steps)
@@ -163,7 +187,7 @@ class ArrowReader(Reader):
             cuts = order.cuts(lane_rows, positions)[:, lanes.start : lanes.stop]
             for lane, start in zip(mine.values(), cuts[0].tolist(), strict=True):
                 lane.release(start, arena)
-            reach = np.array([lane.reach() for lane in mine.values()])
+            reach = np.array([lane.reach for lane in mine.values()])
             steps = max(1, int((cuts <= reach).all(axis=1)[1:].sum()))
             cuts, positions = cuts[: steps + 1], positions[: steps + 1]
             places = self._places(mine, arena, cuts, epoch)
@@ -216,7 +240,7 @@ class ArrowReader(Reader):
                 np.concatenate(parts, out=target)
             else:
                 whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-                np.take(whole, permutation, axis=0, out=target, mode="clip")
+                whole.take(permutation, axis=0, out=target, mode="clip")
         return _Held(window.start, window.end, slot, base)
 
     def _decode(self, lane: _Lane, group: int, part: int) -> list[np.ndarray]:
@@ -254,7 +278,7 @@ class ArrowReader(Reader):
         for name, array in arena.arrays.items():
             block[name] = np.empty((total, *array.shape[1:]), array.dtype)
             # mode="clip" lets numpy write into out= directly; with "raise" it goes through a copy.
-            np.take(array, index, axis=0, out=block[name], mode="clip")
+            array.take(index, axis=0, out=block[name], mode="clip")
         first = 0
         for end, rows in zip(ends, global_rows.tolist(), strict=True):
             yield Batch({name: array[first:end] for name, array in block.items()}, end - first, rows)

@@ -16,7 +16,7 @@ READERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """One rank's part of one step.
 
