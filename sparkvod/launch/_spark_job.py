@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from sparkvod import log
-from sparkvod.errors import LaunchError
+from sparkvod.errors import LaunchError, WorkerError
 from sparkvod.launch import _spark_worker
 from sparkvod.launch.failure import Failure, first_cause
 from sparkvod.launch.launcher import EventHandler
@@ -28,6 +28,7 @@ _LOST = re.compile(
 )
 _FAILED_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")
 _REFUSED = re.compile(r"SPARK-24(?:819|820|942)[^\n]*|[^\n]*BARRIER[^\n]*(?:SLOTS|SUPPORTED|ALLOCATION)[^\n]*", re.I)
+_PYTHON_ERROR = re.compile(r"PythonException: (.*?)(?=\n\s+at )", re.S)
 _runs = itertools.count(1)
 _logger = log.get("launch.spark")
 
@@ -102,6 +103,7 @@ class Job:
         self._ended: set[int] = set()
         self._failures: dict[int, Failure] = {}
         self._late = ""
+        self._unreadable = False
 
     def run(self, task: _spark_worker.Task, paths: list[str]) -> list[Any]:
         """Submits the task, waits, and returns the results by rank.
@@ -131,11 +133,12 @@ class Job:
         try:
             return _collect(frame)
         except Exception as e:
+            if _interrupted(e):
+                self._handle.interrupt()
+                raise KeyboardInterrupt from None
             self._stop(watch)
             explained = self._explain(str(e))
-            if explained is None:
-                raise
-            raise explained from explained.__cause__
+            raise explained from (explained.__cause__ if isinstance(explained, WorkerError) else e)
         except BaseException:  # KeyboardInterrupt: the job would go on without its caller
             self._handle.interrupt()
             raise
@@ -161,7 +164,14 @@ class Job:
                 pause = 1.0
 
     def _read(self) -> None:
-        for event in self._box.read_new() if self._box is not None else ():
+        try:
+            events = self._box.read_new() if self._box is not None else []
+        except OSError as e:  # a store that is not there for a moment must not end the run
+            if not self._unreadable:
+                _logger.warning("the mailbox %s cannot be read, trying again: %s", self._box and self._box.url, e)
+            self._unreadable = True
+            return
+        for event in events:
             kind, rank = event["kind"], event["rank"]
             if kind == "log":
                 self._printer(rank, str(event.get("stream")), str(event.get("line")))
@@ -186,8 +196,8 @@ class Job:
 
     # --- what a failed job means --------------------------------------------------------------------------------
 
-    def _explain(self, text: str) -> Exception | None:
-        """Returns what to raise for Spark's error text, None when that is best raised as it is."""
+    def _explain(self, text: str) -> WorkerError | LaunchError:
+        """Returns what to raise for Spark's error text."""
         if self._late:
             return LaunchError(
                 f"{self._late}, and all must run at once; the job was interrupted. Other jobs may hold the slots, or "
@@ -207,7 +217,12 @@ class Job:
                 f"Spark refused the barrier stage: {refused.group().strip()}; all {self._size} ranks must run at once: "
                 "give a smaller num_proc, or more executors or cores, without dynamic allocation"
             )
-        return None
+        if "spark.driver.maxResultSize" in text:
+            return LaunchError(
+                "the ranks' results together are larger than spark.driver.maxResultSize allows; return less (write it "
+                "to a store), or start the session with a larger spark.driver.maxResultSize"
+            )
+        return LaunchError(f"the Spark job failed outside the function: {_essence(text)}")
 
     def _await_cause(self) -> None:
         """Gives the rank that is the cause of what others noticed a moment to be heard."""
@@ -232,6 +247,23 @@ class Job:
         if rank == -1 and self._failures:
             return []  # somebody noticed, and knows better which one it was
         return [Failure.lost(rank, self._started.get(rank, "an executor"), how)]
+
+
+def _interrupted(error: BaseException) -> bool:
+    """Tells whether Ctrl-C is behind an error: pyspark's own cleaning raises another one over it."""
+    link: BaseException | None = error
+    while link is not None and not isinstance(link, KeyboardInterrupt):
+        link = link.__cause__ or link.__context__
+    return link is not None
+
+
+def _essence(text: str) -> str:
+    """Returns what Spark's error says, without the frames of the JVM."""
+    if python := _PYTHON_ERROR.search(text):
+        return python.group(1)
+    said = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    text = "\n".join(said)
+    return text[max(text.find("Job aborted"), 0) :][:2000]
 
 
 def _task_function(task: _spark_worker.Task, paths: list[str], name: str) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from sparkvod.launch.output import LinePrinter
 from sparkvod.observe.mailbox import Mailbox
 
 _logger = log.get("launch.spark")
+_sees_us: dict[str, bool] = {}
 
 
 def run(
@@ -71,7 +72,8 @@ def run(
             :func:`sparkvod.observe.mailbox.current`, while the ranks run.
         mailbox: url of a directory that driver and executors reach, for live logs and events on a cluster. A local
             master needs none.
-        mailbox_options: fsspec's options for it.
+        mailbox_options: fsspec's options for it. They travel in Spark's plan: put no secret there, let the executors
+            find their own credentials.
         spark: the session; the active one by default.
 
     Raises:
@@ -87,7 +89,7 @@ def run(
     num_proc = _spark_slots.check(conf, num_proc)
     timeout = config.get("spark_start_timeout") if start_timeout is None else float(start_timeout)
     function = dump_call(fn, args, kwargs)
-    local = _spark_slots.is_local(conf) and _same_host(spark)
+    local = _spark_slots.is_local(conf) and on_this_host(spark)
     with _MailboxFolder(mailbox, mailbox_options, local) as folder:
         listens = verbose > 0 or on_event is not None or stdout is not None or stderr is not None
         if not folder.url and listens:
@@ -173,10 +175,36 @@ def _session() -> Any:
         ) from e
 
 
-def _same_host(spark: Any) -> bool:
-    """Tells whether a local master is on this host: always in classic Spark, by the server's address in Connect."""
+def on_this_host(spark: Any) -> bool:
+    """Tells whether the server of the session, and so a local master's tasks, see this host's directories.
+
+    In classic Spark they do. In Connect the server may be anywhere, also at the other end of a tunnel, so a task
+    looks for a directory made here, once per session.
+    """
     client = getattr(spark, "client", None) if "connect" in type(spark).__module__ else None
-    return client is None or getattr(client, "host", "") in ("localhost", "127.0.0.1", "[::1]")
+    if client is None:
+        return True
+    if getattr(client, "host", "") not in ("localhost", "127.0.0.1", "[::1]"):
+        return False
+    session = str(getattr(spark, "session_id", id(spark)))
+    if session not in _sees_us:
+        with tempfile.TemporaryDirectory(prefix="sparkvod-look-") as folder:
+            frame = spark.range(0, 1, 1, 1).mapInArrow(_look_for(folder), "seen boolean")
+            _sees_us[session] = bool(frame.collect()[0].seen)
+    return _sees_us[session]
+
+
+def _look_for(folder: str) -> Callable[..., Any]:
+    def sparkvod_look(batches: Any) -> Any:
+        import os
+
+        import pyarrow as pa
+
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pydict({"seen": [os.path.isdir(folder)]})
+
+    return sparkvod_look
 
 
 class _MailboxFolder:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -46,12 +47,16 @@ class Mailbox:
     """
 
     def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
-        import fsspec  # here, because every local worker imports this module, and few need a mailbox
-        from fsspec.implementations.local import LocalFileSystem
-
         self.url, self.storage_options = url, dict(storage_options or {})
-        self._fs, self._path = fsspec.core.url_to_fs(url, **self.storage_options)
-        self._local = isinstance(self._fs, LocalFileSystem)
+        self._fs: Any = None
+        self._path = url
+        self._local = "://" not in url and "::" not in url
+        if not self._local:
+            import fsspec  # here, because most mailboxes are local
+            from fsspec.implementations.local import LocalFileSystem
+
+            self._fs, self._path = fsspec.core.url_to_fs(url, **self.storage_options)
+            self._local = isinstance(self._fs, LocalFileSystem)
         self._lock = threading.Lock()
         self._files: dict[int, int] = {}
         self._pending: dict[int, list[str]] = {}
@@ -138,7 +143,7 @@ class Mailbox:
     def remove(self) -> None:
         """Deletes the directory with everything in it."""
         try:
-            self._fs.rm(self._path, recursive=True)
+            shutil.rmtree(self._path) if self._local else self._fs.rm(self._path, recursive=True)
         except FileNotFoundError:
             return  # nothing was ever posted
         except OSError as e:

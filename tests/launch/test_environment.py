@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,7 +9,6 @@ from sparkvod.launch.environment import from_environment
 from tests.launch.worlds import free_port, together
 
 pytestmark = pytest.mark.timeout(60)
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def torchrun(rank: int, size: int, port: int) -> dict[str, str]:
@@ -123,38 +118,3 @@ def test_meeting_without_a_secret_on_a_network_is_warned_of(caplog: pytest.LogCa
     from_environment({**torchrun(1, 2, 1), "MASTER_ADDR": "10.1.2.3"})
     from_environment(torchrun(0, 2, 1))
     assert caplog.text == ""
-
-
-@pytest.mark.timeout(150)
-def test_torchrun_itself(tmp_path: Path) -> None:
-    """Its agent holds MASTER_PORT: the ranks meet through its store."""
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            from sparkvod.launch.environment import from_environment
-            world = from_environment()
-            for n in range(2):
-                gathered = world.allgather(bytes([0, world.rank, n, 255]))
-                assert gathered == [bytes([0, rank, n, 255]) for rank in range(2)], gathered
-            print(f"rank {world.rank} is through\\n", end="")
-            """
-        )
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=2",
-            f"--master-port={free_port()}",
-            str(script),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=140,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert sorted(done.stdout.split("\n"))[-2:] == ["rank 0 is through", "rank 1 is through"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -16,8 +17,10 @@ import sparkvod
 from sparkvod.errors import LaunchError, WorkerError, WorkerLostError
 from sparkvod.launch import context
 from sparkvod.launch import spark as launch_spark
+from sparkvod.launch._spark_job import Job
 from sparkvod.launch.failure import Failure
 from sparkvod.launch.launcher import Launcher
+from sparkvod.launch.output import LinePrinter
 from sparkvod.launch.spark import SparkLauncher, run
 from sparkvod.observe import mailbox
 from tests.contracts.launcher import LauncherContract, my_rank, raise_on
@@ -198,6 +201,30 @@ def test_a_reused_python_worker_is_as_it_was(spark: Any) -> None:
     assert all(row.fact for row in rows), rows
 
 
+def test_what_fails_outside_the_function_is_told(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkvod.launch._spark_worker.SCHEMA", "something binary")
+    with pytest.raises(LaunchError, match="failed outside the function: Job aborted(?s:.*)getBinary") as caught:
+        run(my_rank, num_proc=1)
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[SPARK-24819]: Barrier execution mode does not allow", "Spark refused the barrier stage: SPARK-24819"),
+        ("Total size of results is bigger than spark.driver.maxResultSize (1g)", "larger spark.driver.maxResultSize"),
+        (
+            "x PythonException: Traceback\n  ImportError: y\n\tat a.b",
+            "outside the function: Traceback\n  ImportError: y",
+        ),
+        ("ExecutorLostFailure (executor 1 exited)\nmore", "an executor was lost.*ExecutorLostFailure"),
+    ],
+)
+def test_what_spark_says_is_made_sense_of(spark: Any, text: str, said: str) -> None:
+    job = Job(spark, "fn", 2, 10, None, False, LinePrinter(0), None)
+    assert re.search(said, str(job._explain(text))), job._explain(text)
+
+
 def test_given_streams_get_the_lines_with_their_time(spark: Any) -> None:
     out, err = io.StringIO(), io.StringIO()
 
@@ -223,7 +250,7 @@ class TestAsOnACluster:
 
     @pytest.fixture(autouse=True)
     def _no_private_directory(self, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(launch_spark, "_same_host", lambda spark: False)
+        monkeypatch.setattr(launch_spark, "on_this_host", lambda spark: False)
 
     def test_the_world_meets_through_spark(self, caplog: pytest.LogCaptureFixture) -> None:
         def fn() -> list[bytes]:
