@@ -147,6 +147,7 @@ PYBIND11_MODULE(_native, m) {
                 WithoutGil([&] { return self.Connect(rank, copies, key, SignalPending); }));
           },
           py::arg("rank"), py::arg("endpoints"), py::arg("secret"))
+      .def_property_readonly("running", &Engine::running)
       .def_property_readonly("rank", [](const Engine& self) { return self.topology().rank; })
       .def_property_readonly("size", [](const Engine& self) { return self.topology().size; })
       .def_property_readonly("local_rank",

@@ -64,6 +64,7 @@ Result Engine::Connect(int rank, const std::vector<std::string>& endpoints,
       });
   std::lock_guard<std::mutex> lock(mu_);
   state_ = State::kRunning;
+  connected_.store(true);
   background_ = std::thread([this] { Background(); });
   return {};
 }

@@ -59,6 +59,8 @@ class Engine {
   void Abort(const std::string& reason);
   // Ends the world in agreement: what is pending on any rank fails with kShutDown. Idempotent.
   Result Shutdown(const Interrupted& interrupted = {});
+  // Whether collectives can be submitted: it has connected, and neither failed nor was shut down.
+  bool running() const { return connected_.load() && !stopped_.load(); }
   Stats GetStats();
 
  private:
@@ -119,6 +121,7 @@ class Engine {
   Stats stats_;
 
   std::atomic<size_t> queued_{0};
+  std::atomic<bool> connected_{false};
   std::atomic<bool> stopped_{false};
   std::atomic<bool> aborted_{false};
   std::atomic<bool> want_shutdown_{false};

@@ -13,7 +13,7 @@ from typing import Any
 import sparkvod
 from sparkvod import config, log
 from sparkvod._native import Engine
-from sparkvod.errors import CollectiveTimeoutError, NotInitializedError, PeerLostError, ShutDownError
+from sparkvod.errors import NotInitializedError
 from sparkvod.launch import context as launch_context
 from sparkvod.launch import environment
 
@@ -45,7 +45,6 @@ class World:
         self.cross_rank: int = engine.cross_rank
         self.cross_size: int = engine.cross_size
         self.is_homogeneous: bool = engine.is_homogeneous
-        self.failed = False
         self._counters: dict[str, itertools.count[int]] = {}
         self._idle: dict[str, list[str]] = {}
 
@@ -91,7 +90,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """
     global _world
     with _lock:
-        if _world is not None and not _world.failed:
+        # A world whose engine has failed is left for a new one. A forked child has no engine, and no right to a world.
+        if _world is not None and (_world.engine is None or _world.engine.running):
             return
         _check_whole_world(comm, process_sets)
         if _world is not None:
@@ -228,13 +228,6 @@ def engine() -> Engine:
             "a process forked from a rank tried to communicate, only the rank itself may; do it in the rank"
         )
     return found
-
-
-def note_failure(error: BaseException) -> None:
-    """Remembers that the current world failed, so that the next ``init`` makes a new one."""
-    current = _world
-    if current is not None and isinstance(error, (PeerLostError, CollectiveTimeoutError, ShutDownError)):
-        current.failed = True
 
 
 def is_initialized() -> bool:

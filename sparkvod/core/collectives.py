@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from sparkvod._native import Memory
 from sparkvod.core import basics, ops
-from sparkvod.core.handles import Pending, abandon, submit
+from sparkvod.core.handles import Pending, abandon
 
 
 class Adapter(Protocol):
@@ -68,7 +68,7 @@ def allreduce(
     address, count, dtype, shape = adapter.describe(source)
     ops.check_reducible(dtype, "allreduce")
     to = address if output is source else adapter.describe(output)[0]
-    handle = submit(engine.allreduce, name, address, to, count, dtype, op, prescale, postscale, shape, wake)
+    handle = engine.allreduce(name, address, to, count, dtype, op, prescale, postscale, shape, wake)
     return Pending(engine, handle, finish, (tensor, source, output))
 
 
@@ -82,11 +82,10 @@ def allreduce_now(
     if dtype not in ops.REDUCIBLE_CODES:
         ops.check_reducible(dtype, "allreduce")
     engine = basics.engine()
-    handle = submit(engine.allreduce, name, address, address, count, dtype, op, prescale, postscale, shape, False)
+    handle = engine.allreduce(name, address, address, count, dtype, op, prescale, postscale, shape, False)
     try:
         engine.wait(handle)
-    except BaseException as error:
-        basics.note_failure(error)
+    except BaseException:
         abandon(Pending(engine, handle, None, tensor))
         raise
     engine.release(handle)
@@ -113,7 +112,7 @@ def grouped_allreduce(
         ops.check_reducible(dtype, "grouped_allreduce")
         to = address if output is source else adapter.describe(output)[0]
         entries.append((address, to, count, dtype, shape))
-    handle = submit(engine.grouped_allreduce, name, entries, op, prescale, postscale, wake)
+    handle = engine.grouped_allreduce(name, entries, op, prescale, postscale, wake)
 
     def finish(_: Pending) -> list[Any]:
         return [
@@ -132,7 +131,7 @@ def broadcast(
     source, output, finish = _arrange(adapter, tensor, in_place)
     address, count, dtype, shape = adapter.describe(source)
     to = address if output is source else adapter.describe(output)[0]
-    handle = submit(engine.broadcast, name, address, to, count, dtype, root_rank, shape, wake)
+    handle = engine.broadcast(name, address, to, count, dtype, root_rank, shape, wake)
     return Pending(engine, handle, finish, (tensor, source, output))
 
 
@@ -141,7 +140,7 @@ def allgather(adapter: Adapter, tensor: Any, name: str, *, wake: bool = True) ->
     engine = basics.engine()
     source = adapter.host(tensor)
     address, _, dtype, shape = adapter.describe(source)
-    handle = submit(engine.allgather, name, address, shape if len(shape) else [1], dtype, wake)
+    handle = engine.allgather(name, address, shape if len(shape) else [1], dtype, wake)
 
     def finish(pending: Pending) -> tuple[Any, list[int]]:
         memory, rows = engine.gathered(pending.handle)
@@ -153,7 +152,7 @@ def allgather(adapter: Adapter, tensor: Any, name: str, *, wake: bool = True) ->
 def barrier(name: str) -> None:
     """Returns when all ranks have called it."""
     engine = basics.engine()
-    Pending(engine, submit(engine.barrier, name, False), None, None).wait()
+    Pending(engine, engine.barrier(name, False), None, None).wait()
 
 
 def _arrange(adapter: Adapter, tensor: Any, in_place: bool) -> tuple[Any, Any, Any]:

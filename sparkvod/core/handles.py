@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkvod._native import Engine
-from sparkvod.core import basics
 
 
 class Pending:
@@ -36,8 +35,7 @@ class Pending:
         try:
             self.engine.wait(self.handle)
             result = self.keep if self.finish is None else self.finish(self)
-        except BaseException as error:
-            basics.note_failure(error)
+        except BaseException:
             abandon(self)
             raise
         self.engine.release(self.handle)
@@ -47,20 +45,6 @@ class Pending:
 _numbers = itertools.count()
 _pending: dict[int, Pending] = {}
 _abandoned: list[Pending] = []
-
-
-def submit(call: Callable[..., int], *arguments: Any) -> int:
-    """Returns what the engine's ``call(*arguments)`` does: a handle.
-
-    Raises:
-        ValueError: an argument cannot be used, or the name is in flight.
-        HorovodInternalError: the engine has failed.
-    """
-    try:
-        return call(*arguments)
-    except BaseException as error:
-        basics.note_failure(error)
-        raise
 
 
 def abandon(pending: Pending) -> None:

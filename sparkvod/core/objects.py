@@ -10,7 +10,7 @@ import cloudpickle
 
 from sparkvod._native import Engine, Memory
 from sparkvod.core import basics, ops
-from sparkvod.core.handles import Pending, submit
+from sparkvod.core.handles import Pending
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 
 _SIZE = struct.Struct("=q")
@@ -44,18 +44,14 @@ def broadcast_object(
     size = engine.allocate(_SIZE.size)
     if is_root:
         _write(size, _SIZE.pack(len(data)))
-    _wait(
-        engine, submit(engine.broadcast, f"{base}.size", size.address, size.address, 1, _INT64, root_rank, [1], False)
-    )
+    _wait(engine, engine.broadcast(f"{base}.size", size.address, size.address, 1, _INT64, root_rank, [1], False))
     (length,) = _SIZE.unpack(_read(size, _SIZE.size))
     body = engine.allocate(length)
     if is_root:
         _write(body, data)
     _wait(
         engine,
-        submit(
-            engine.broadcast, f"{base}.data", body.address, body.address, length, _UINT8, root_rank, [length], False
-        ),
+        engine.broadcast(f"{base}.data", body.address, body.address, length, _UINT8, root_rank, [length], False),
     )
     if borrowed is not None:
         world.return_name("broadcast_object", borrowed)
@@ -77,7 +73,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     body = engine.allocate(len(data))
     _write(body, data)
     borrowed = None if name else world.borrow_name("allgather_object")
-    handle = submit(engine.allgather, f"{name or borrowed}.data", body.address, [len(data)], _UINT8, False)
+    handle = engine.allgather(f"{name or borrowed}.data", body.address, [len(data)], _UINT8, False)
     memory, lengths = _wait(engine, handle, gathered=True)
     if borrowed is not None:
         world.return_name("allgather_object", borrowed)
@@ -100,7 +96,7 @@ def any_rank(value: bool) -> bool:
     _write(memory, struct.pack("=i", bool(value)))
     _wait(
         engine,
-        submit(engine.allreduce, "any_rank", memory.address, memory.address, 1, _INT32, ops.Sum, 1.0, 1.0, [1], False),
+        engine.allreduce("any_rank", memory.address, memory.address, 1, _INT32, ops.Sum, 1.0, 1.0, [1], False),
     )
     (count,) = struct.unpack("=i", _read(memory, 4))
     return bool(count)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from sparkvod._native import Engine
 from sparkvod.core import ops
-from sparkvod.core.handles import Pending, abandon, submit
+from sparkvod.core.handles import Pending, abandon
 from sparkvod.errors import HorovodInternalError
 
 _ALIGNMENT = 64
@@ -305,8 +305,7 @@ class Reducer:
     def _send(self, bucket: Bucket, wake: bool) -> None:
         bucket.write_flags()
         plan, address = bucket.plan, bucket.memory.address
-        handle = submit(
-            self._engine.allreduce,
+        handle = self._engine.allreduce(
             plan.name,
             address,
             address,
