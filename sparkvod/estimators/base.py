@@ -129,9 +129,10 @@ class EstimatorBase(TableParams, Saved, Estimator):
     # ---- fit ------------------------------------------------------------------------------------------------------
 
     def _check_together(self) -> None:
-        if self.value("num_proc") is not None and self.value("backend") is not None:
+        num_proc, backend = (self._paramMap.get(getattr(self, name)) for name in ("num_proc", "backend"))
+        if num_proc is not None and backend is not None:
             raise ValueError(
-                f"num_proc={self.value('num_proc')} and a backend were found, one of them was expected; "
+                f"num_proc={num_proc} and a backend were found, one of them was expected; "
                 "the backend knows its number of ranks"
             )
 

@@ -56,7 +56,7 @@ class Input:
         if len(self.columns) == 1:
             array = columns[self.columns[0]].astype(self.dtype, copy=False)
             return np.ascontiguousarray(array).reshape(rows, *self.tail)
-        parts = [columns[name].reshape(rows, -1) for name in self.columns]
+        parts = [part.reshape(rows, math.prod(part.shape[1:])) for part in (columns[name] for name in self.columns)]
         array = np.empty((rows, sum(part.shape[1] for part in parts)), self.dtype)
         at = 0
         for part in parts:

@@ -183,7 +183,8 @@ def pandas_udf(predictor: Predictor, returned: T.StructType) -> Any:
     import pandas as pd
 
     def in_pandas(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
-        arrays = (tuple(pa.Array.from_pandas(series) for series in batch) for batch in batches)
+        tuples = (batch if isinstance(batch, tuple) else (batch,) for batch in batches)
+        arrays = (tuple(pa.Array.from_pandas(series) for series in batch) for batch in tuples)
         for struct in predictor.predict_all(arrays):
             yield pa.Table.from_batches([pa.RecordBatch.from_struct_array(struct)]).to_pandas()
 

@@ -68,7 +68,7 @@ class Predictor(ABC):
     """A model as it travels to Spark's Python workers.
 
     Attributes:
-        key: what tells it from others: a hash of its content.
+        key: what tells it from others: a hash of its content and of its inputs.
         content: the model's bytes; empty when they travel as the file ``key``.
         inputs: how columns make the model's inputs.
         outputs: the columns that are made.

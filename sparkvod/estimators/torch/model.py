@@ -32,7 +32,8 @@ class TorchModel(ModelBase, table=table.of(table.MODEL, "torch")):
         from sparkvod.estimators.torch import packing
 
         content = packing.dump_model(self.getModel())
-        return TorchPredictor(hashlib.sha256(content).hexdigest(), content, inputs, outputs, widths)
+        key = hashlib.sha256(content + repr(inputs).encode()).hexdigest()
+        return TorchPredictor(key, content, inputs, outputs, widths)
 
     def _dump(self, name: str, value: Any) -> bytes:
         from sparkvod.estimators.torch import packing

@@ -1,0 +1,50 @@
+"""Checkpoint files."""
+
+import numpy as np
+import pytest
+
+from sparkvod.data import Store
+from sparkvod.errors import StoreError
+from sparkvod.estimators import checkpoint
+from sparkvod.estimators.checkpoint import Checkpoint
+
+
+def example():
+    history = [{"epoch": 0, "train": {"loss": float("nan")}}]
+    state = {"model": b"\x00m" * 1000, "optimizer": b""}
+    return Checkpoint(1, 7, 42, history, {"batch_size": 8}, state, [b"zero", b"one"])
+
+
+def test_it_comes_back_as_it_was():
+    before = example()
+    after = Checkpoint.from_bytes(before.to_bytes(), "here")
+    np.testing.assert_equal(vars(after), vars(before))
+
+
+def test_ranks_stay_in_order():
+    before = Checkpoint(0, 0, 0, [], {}, {}, [str(rank).encode() for rank in range(120)])
+    assert Checkpoint.from_bytes(before.to_bytes(), "here").ranks == before.ranks
+
+
+@pytest.mark.parametrize("damage", [lambda c: c[: len(c) // 2], lambda c: c[:300] + b"x" + c[301:], lambda c: b""])
+def test_a_damaged_file_is_refused(damage):
+    with pytest.raises(StoreError, match="here is no whole checkpoint"):
+        Checkpoint.from_bytes(damage(example().to_bytes()), "here")
+
+
+def test_the_header_is_read_alone(tmp_path):
+    store = Store.create(str(tmp_path))
+    assert checkpoint.read_header(store, "run") is None
+    path = checkpoint.path_of(store, "run")
+    store.write_bytes(path, example().to_bytes())
+    assert checkpoint.read_header(store, "run")["step"] == 7
+    store.write_bytes(path, b"nonsense")
+    with pytest.raises(StoreError, match="no whole checkpoint"):
+        checkpoint.read_header(store, "run")
+    assert checkpoint.path_of(Store.create(str(tmp_path), save_runs=False), "run") is None
+
+
+def test_differences_are_named():
+    checkpoint.require_same({"a": 1}, {"a": 1}, "run")
+    with pytest.raises(ValueError, match=r"run 'run' .*a is 1 and was 2; b is None and was 'x'"):
+        checkpoint.require_same({"a": 1}, {"a": 2, "b": "x"}, "run")

@@ -1,0 +1,184 @@
+"""Bad input to TorchEstimator: a clear error before anything starts."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkvod.errors import DataError, LaunchError, StoreError
+from sparkvod.estimators import TorchEstimator
+from tests.contracts.estimator import FEATURES, frame
+
+torch = pytest.importorskip("torch", reason="the PyTorch estimator needs torch")
+nn = torch.nn
+
+
+class Never:
+    """A backend that must not be reached."""
+
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
+        raise AssertionError("training was started")
+
+    def num_processes(self) -> int:
+        return 2
+
+
+@pytest.fixture(scope="module")
+def df(spark: Any) -> Any:
+    return frame(spark)
+
+
+def make(model: Any = None, **params: Any) -> TorchEstimator:
+    model = nn.Linear(4, 1) if model is None else model
+    defaults = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss": nn.MSELoss(),
+        "feature_cols": FEATURES,
+        "label_cols": ["y"],
+        "backend": Never(),
+        "verbose": 0,
+    }
+    return TorchEstimator(**{**defaults, **params})
+
+
+class Unpicklable(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.lock = threading.Lock()
+
+
+class Summed(nn.Linear):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x).sum()
+
+
+class Named(nn.Linear):
+    def forward(self, x: Any) -> Any:
+        return {"y": super().forward(x)}
+
+
+def stranger() -> Any:
+    return torch.optim.SGD(nn.Linear(9, 9).parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "words"),
+    [
+        ({"label_cols": None}, ValueError, "no label_cols were found"),
+        ({"optimizer": None}, ValueError, "optimizer=None was found"),
+        ({"optimizer": "sgd"}, ValueError, "optimizer='sgd' was found"),
+        ({"optimizer": stranger()}, ValueError, "that are not the model's was found"),
+        ({"loss": None}, ValueError, "neither loss nor loss_constructors"),
+        ({"loss": "mse"}, ValueError, "loss='mse' was found"),
+        ({"loss": [nn.MSELoss(), nn.MSELoss()]}, ValueError, "loss with 2 functions"),
+        ({"loss_weights": [0.5, 0.5]}, ValueError, "one number per label"),
+        ({"metrics": [[nn.MSELoss(), nn.MSELoss()]]}, ValueError, "one function per label"),
+        ({"model": Unpicklable()}, TypeError, "model of class Unpicklable cannot be pickled"),
+        ({"loss": Unpicklable()}, TypeError, "loss cannot be pickled"),
+        ({"metrics": [threading.Lock().acquire]}, TypeError, "metrics cannot be pickled"),
+        # columns
+        ({"feature_cols": ["x0", "x7"]}, DataError, "no column 'x7' in the DataFrame.*x0, x1, x2, row"),
+        ({"label_cols": ["Y"]}, DataError, "no column 'Y' in the DataFrame"),
+        ({"sample_weight_col": "w"}, DataError, "no column 'w'"),
+        ({"validation": "test"}, DataError, "no column 'test'"),
+        ({"validation": "x0"}, DataError, "boolean or a whole number was expected"),
+        # the model and the columns
+        ({"model": nn.Linear(5, 1)}, DataError, r"the model cannot take its 1 input of \[rows, 4\] float32"),
+        ({"input_shapes": [[-1, 5]]}, DataError, r"shape \[-1, 5\] was found"),
+        ({"model": nn.Linear(4, 3)}, DataError, r"output for label 'y' has the shape \[rows, 3\], the label \[rows\]"),
+        ({"label_cols": ["y", "weight"]}, DataError, "a model with 1 outputs was found, one per label"),
+        ({"model": Summed(4, 1)}, DataError, "do not reduce over the rows"),
+        ({"model": Named(4, 1)}, TypeError, "a model that returns a dict"),
+        (
+            {"loss": nn.CrossEntropyLoss(), "model": nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))},
+            DataError,
+            "one output per class",
+        ),
+        ({"loss": lambda output, label: output.detach().sum()}, DataError, "does not depend on the output"),
+        ({"loss": lambda output, label: 0.0}, DataError, "returned a float"),
+        ({"loss": lambda o, y: (o - y).mean(), "sample_weight_col": "weight"}, DataError, "one number per batch"),
+        ({"label_shapes": [[-1, 2]]}, DataError, "label 'y'"),
+        ({"input_dtypes": ["int64"]}, DataError, "cannot take its 1 input"),
+    ],
+)
+def test_before_any_job(df: Any, params: dict[str, Any], error: type[Exception], words: str, tmp_path: Path) -> None:
+    if "model" in params and "optimizer" not in params:
+        params = {**params, "optimizer": torch.optim.SGD(params["model"].parameters(), lr=0.1)}
+    with pytest.raises(error, match=words):
+        make(**params, store=str(tmp_path / "store")).fit(df)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("if(id = 700, null, x0) as x0", "x0.*null"),
+        ("if(id = 700, float('nan'), x0) as x0", "x0.*NaN"),
+        ("string(x0) as x0", "column 'x0' has the type string, which cannot become a tensor"),
+        ("array(x0, array(1.0f)) as x0", "cannot become a tensor"),
+        ("if(id < 600, array(x0), array(x0, x0)) as x0", "x0"),
+    ],
+)
+def test_values(df: Any, tmp_path: Path, expression: str, words: str) -> None:
+    if "array(x0, array" in expression:
+        expression = "array(array(x0)) as x0"
+    others = [name for name in df.columns if name != "x0"]
+    with pytest.raises(DataError, match=words):
+        make(store=str(tmp_path)).fit(df.selectExpr(*others, expression))
+    assert not list(tmp_path.glob("**/*.parquet"))
+
+
+def test_no_model(df: Any) -> None:
+    with pytest.raises(ValueError, match="no model was found"):
+        make().setModel(None).fit(df)
+    with pytest.raises(ValueError, match=r"model=int was found, a torch.nn.Module was expected"):
+        make().setModel(3).fit(df)
+
+
+def test_no_rows(df: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no rows"):
+        make(store=str(tmp_path)).fit(df.filter("id < 0"))
+    with pytest.raises(DataError, match="validation"):
+        make(store=str(tmp_path), validation="none").fit(df.selectExpr("*", "false as none"))
+
+
+def test_a_vector_of_another_width_is_seen_after_preparing_at_the_latest(df: Any, tmp_path: Path) -> None:
+    vectors = df.selectExpr("array(x0, x1, x2) as v", "y")
+    with pytest.raises(DataError, match=r"the model cannot take its 1 input of \[rows, 3\]"):
+        make(feature_cols=["v"], store=str(tmp_path)).fit(vectors)
+
+
+def test_more_ranks_than_slots(df: Any, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="9 ranks were asked for, and this Spark application has slots for 4"):
+        make(backend=None, num_proc=9, store=str(tmp_path / "store")).fit(df)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_that_cannot_be_written(df: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot be written"):
+        make(store=str(tmp_path / "file" / "store")).fit(df)
+
+
+def test_no_store_on_a_cluster(df: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparkvod.estimators import base
+
+    monkeypatch.setattr(base, "_is_on_this_host", lambda spark: False)
+    with pytest.raises(ValueError, match=r"no store was found.* pass store=Store.create"):
+        make().fit(df)
+
+
+def test_a_temporary_store_goes_with_its_estimator(df: Any) -> None:
+    estimator = make(backend=None, num_proc=1, batch_size=512)
+    estimator.fit(df)
+    folder = Path(estimator._folder.name)
+    assert folder.exists()
+    copied = estimator.copy()
+    del estimator
+    assert folder.exists()
+    del copied
+    assert not folder.exists()
