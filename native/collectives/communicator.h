@@ -124,9 +124,10 @@ class Communicator {
 
  private:
   static constexpr int kFirstSleepMs = 100;
-  static constexpr int kSleepMs = 1000;      // longest sleep between two looks at the deadline
+  static constexpr int kSleepMs = 1000;  // longest sleep between two looks at the deadline
   // Spinning before the core is offered to others. A peer on a core of its own answers within 1 us;
-  // measured for a 4-byte allreduce of two ranks on one core: 14 us with 4 us, 7.8 with 1, 6.2 with 0.
+  // measured for a 4-byte allreduce of two ranks on one core: 14 us with 4 us, 7.8 with 1, 6.2 with
+  // 0.
   static constexpr int64_t kAloneNs = 1000;
   static constexpr int kSpinsPerLook =
       16;  // so that spinning leaves the peer's cache lines alone for a while
