@@ -136,7 +136,7 @@ def run(report: Report) -> None:
             values = {"sparkvod": [a for a, _ in pairs], "pyarrow.dataset": [b for _, b in pairs]}
             report.add(f"read {ROWS:,} rows, {what}", values, "rows/s")
             ratio = float(np.median([a / b for a, b in pairs]))
-            # The promise is made for columns; vectors cost both the same decoding, of which plain pyarrow may use all cores.
+            # The promise of 0.6 is for columns; plain pyarrow decodes vectors on all cores, we on one.
             report.require(f"{what}, times as fast as pyarrow.dataset", ratio, at_least=0.5 if vector else 0.6)
         dataset = make(f"{folder}/large", 10 * ROWS, False)
         group = max(g.nbytes for g in dataset.row_groups)

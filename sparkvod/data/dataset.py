@@ -24,6 +24,8 @@ from sparkvod.data.store import FilesystemStore, is_data_file
 from sparkvod.errors import DataError
 
 VERSION = 1
+CLAIM = "_claim"
+"""Name of the file that says that somebody prepares, or has prepared, data in this directory."""
 _log = log.get("data")
 
 
@@ -189,11 +191,17 @@ def open_prepared(store: FilesystemStore, idx: int | None = None) -> PreparedDat
         idx: number of the data set; None: the directories without a number.
 
     Raises:
-        DataError: there are no Parquet files or no rows, or the files' columns differ.
+        DataError: there are no Parquet files or no rows, the files' columns differ, or a preparation has not ended.
     """
     prepared = read_manifest(store, idx)
     if prepared is not None:
         return prepared
+    path = store.get_train_data_path(idx)
+    if store.exists(posixpath.join(path, CLAIM)) and not store.exists(store.get_data_metadata_path(path)):
+        raise DataError(
+            f"the preparation of {path} has not ended (another driver is at it, or was ended), complete data were "
+            "expected; wait for it, or prepare again"
+        )
     train = from_footers(store, store.get_train_data_path(idx))
     val_path = store.get_val_data_path(idx)
     val = from_footers(store, val_path) if store.is_parquet_dataset(val_path) else None

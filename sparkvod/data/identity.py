@@ -100,8 +100,9 @@ def prove(df: Any) -> Proof | None:
     try:
         conf = dict(df.sparkSession.conf.getAll)
         conf.pop(_FIELDS, None)
-        plan = _analyzed_plan(df)
-        reason = why_not(plan)
+        plan, rest = _plans(df)
+        # What is cached may be older than the files, and need not stay cached.
+        reason = "it reads cached data" if "InMemory" in rest else why_not(plan)
         sources = sorted(df.inputFiles())
     except Exception as error:  # whatever an old or restricted session cannot do: then there is no proof
         _log.debug("the identity of the DataFrame cannot be established: %s", error)
@@ -118,8 +119,11 @@ def prove(df: Any) -> Proof | None:
     return Proof(weakref.ref(df) if local else (lambda: df), files, conf)
 
 
-def _analyzed_plan(df: Any) -> str:
-    """Returns the text of the analysed plan, with all of its expressions, by SQL: that exists in Spark Connect too."""
+def _plans(df: Any) -> tuple[str, str]:
+    """Returns the text of the analysed plan, and that of the optimised and physical ones, with all their expressions.
+
+    SQL gives them in Spark Connect too.
+    """
     session = df.sparkSession
     before = session.conf.get(_FIELDS, None)
     session.conf.set(_FIELDS, "1000000")
@@ -130,7 +134,8 @@ def _analyzed_plan(df: Any) -> str:
             session.conf.unset(_FIELDS)
         else:
             session.conf.set(_FIELDS, before)
-    return str(text).split("== Analyzed Logical Plan ==")[1].split("== Optimized Logical Plan ==")[0].strip()
+    analysed, _, rest = str(text).partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")
+    return analysed.strip(), rest.replace("InMemoryFileIndex", "")
 
 
 def why_not(plan: str) -> str | None:

@@ -18,13 +18,12 @@ from typing import Any
 
 from sparkvod import log
 from sparkvod.data import identity
-from sparkvod.data.dataset import PreparedData, read_manifest, write_manifest
+from sparkvod.data.dataset import CLAIM, PreparedData, read_manifest, write_manifest
 from sparkvod.data.request import Request, check
 from sparkvod.data.store import FilesystemStore
 from sparkvod.data.writer import WritePlan, make_task
 from sparkvod.errors import DataError, StoreError
 
-_CLAIM = "_claim"
 _PARTITIONS = 128
 _log = log.get("data")
 
@@ -176,7 +175,7 @@ def _claim(store: FilesystemStore) -> int:
         if str(idx) in taken:
             continue
         try:
-            created = store.create_exclusive(posixpath.join(store.get_train_data_path(idx), _CLAIM), owner)
+            created = store.create_exclusive(posixpath.join(store.get_train_data_path(idx), CLAIM), owner)
         except StoreError:
             # Another driver may be removing the directory under our feet; if that is not it, this raises.
             store.check_writable()
@@ -186,7 +185,7 @@ def _claim(store: FilesystemStore) -> int:
         if created is None:
             break
     idx = random.getrandbits(62)
-    store.write_bytes(posixpath.join(store.get_train_data_path(idx), _CLAIM), owner)
+    store.write_bytes(posixpath.join(store.get_train_data_path(idx), CLAIM), owner)
     return idx
 
 
@@ -205,7 +204,7 @@ def _remove(store: FilesystemStore, idx: int) -> None:
     try:
         store.delete(store.get_val_data_path(idx))
         path = store.get_train_data_path(idx)
-        for name in sorted(store.listing(path), key=lambda name: name == _CLAIM):
+        for name in sorted(store.listing(path), key=lambda name: name == CLAIM):
             store.delete(posixpath.join(path, name))
         with suppress(OSError):  # not empty: another driver has just taken the number
             if store.exists(path):
@@ -326,5 +325,5 @@ def _clean(store: FilesystemStore, wanted: dict[str, list[dict[str, Any]]]) -> N
                 "a path that all machines share was expected: pass one to Store.create()"
             )
         for name in there:
-            if name not in expected and name != _CLAIM:
+            if name not in expected and name != CLAIM:
                 store.delete(posixpath.join(path, name))

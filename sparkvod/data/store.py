@@ -110,7 +110,7 @@ class FilesystemStore(Store):
     def _connect(self, path: str) -> tuple[fsspec.AbstractFileSystem, str]:
         try:
             return url_to_fs(os.fspath(path), **self.storage_options)
-        except (ImportError, ValueError) as error:
+        except (ImportError, TypeError, ValueError) as error:
             raise StoreError(f"no file system for the store path {path!r} ({error}): {_MISSING}") from error
 
     def _join(self, *parts: str) -> str:

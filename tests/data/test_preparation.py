@@ -345,6 +345,9 @@ def test_what_is_proved(spark: Any, tmp_path: Path) -> None:
     assert prove(df.withColumn("z", abs("x"))) is None
     assert prove(df.withColumn("z", F.udf(lambda v: v, "double")("x"))) is None
     assert prove(df.sample(0.9, seed=1)) is None
+    cached = df.filter("id > 1").cache()
+    assert prove(cached.filter("id > 2")) is None
+    cached.unpersist()
     assert prove(df.selectExpr("cast(unix_timestamp() as double) as r")) is None
     assert prove(df.mapInArrow(lambda batches: batches, df.schema)) is None
     wide = df.select("*", *[F.lit(i).alias(f"c{i}") for i in range(60)])
@@ -377,6 +380,12 @@ def test_claims_where_nothing_is_exclusive(store: FilesystemStore, monkeypatch: 
     first, second = _claim(store), _claim(store)
     assert first != second
     assert store.exists(store.get_train_data_path(first))
+
+
+def test_a_preparation_that_has_not_ended_is_not_opened(store: FilesystemStore) -> None:
+    idx = _claim(store)
+    with pytest.raises(DataError, match="has not ended"):
+        open_prepared(store, idx)
 
 
 def test_files_of_repeated_tasks_are_deleted(store: FilesystemStore) -> None:
@@ -442,6 +451,7 @@ def test_spark_connect(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
         capture_output=True,
         text=True,
         timeout=160,
