@@ -80,7 +80,7 @@ class WorkerLostError(WorkerError):
     """A worker's process ended without a result: it was killed, or it left by itself.
 
     Args:
-        rank: rank of that worker.
+        rank: rank of that worker, -1 when Spark does not tell which one it was.
         host: name of its host.
         how: how it ended, with exit code or signal.
         output: its last lines of output, empty when they are not known.
@@ -88,7 +88,8 @@ class WorkerLostError(WorkerError):
 
     def __init__(self, rank: int, host: str, how: str, output: str = "") -> None:
         tail = f"; its last output:\n{output}" if output else ""
-        RuntimeError.__init__(self, f"rank {rank} on {host} was lost: its process {how} before it had a result{tail}")
+        who = f"rank {rank}" if rank >= 0 else "a rank"
+        RuntimeError.__init__(self, f"{who} on {host} was lost: its process {how} before it had a result{tail}")
         self.rank, self.host, self.kind, self.message, self.traceback = rank, host, "WorkerLost", how, output
         self.lost_peer = True
 
