@@ -9,6 +9,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
 
-from benchmarks.harness import MIN_ROUNDS, Report
+from benchmarks.harness import MIN_ROUNDS, Report, alternate
 from sparkvod.data import Dataset, FilesystemStore, Reader, open_prepared, open_reader
 from sparkvod.data.dataset import write_manifest
 from sparkvod.data.order import LANES
@@ -130,12 +131,12 @@ def run(report: Report) -> None:
             sums = total(ours, reader), total(plain, source)
             if sums[0] != sums[1] or sums[0][0] != ROWS * WIDTH:
                 raise RuntimeError(f"sparkvod and pyarrow read different data: {sums}")
-            # One pair is one state of the machine, and its ratio means something; the ratio of two medians may not.
-            pairs = [(ours(reader), plain(source)) for _ in range(rounds)]
+            subjects = {"sparkvod": partial(ours, reader), "pyarrow.dataset": partial(plain, source)}
+            values = alternate(subjects, rounds)
             reader.close()
-            values = {"sparkvod": [a for a, _ in pairs], "pyarrow.dataset": [b for _, b in pairs]}
             report.add(f"read {ROWS:,} rows, {what}", values, "rows/s")
-            ratio = float(np.median([a / b for a, b in pairs]))
+            # A round is one state of the machine, and its ratio means something; the ratio of two medians may not.
+            ratio = float(np.median(np.divide(values["sparkvod"], values["pyarrow.dataset"])))
             # The promise of 0.6 is for columns; plain pyarrow decodes vectors on all cores, we on one.
             report.require(f"{what}, times as fast as pyarrow.dataset", ratio, at_least=0.5 if vector else 0.6)
         dataset = make(f"{folder}/large", 10 * ROWS, False)
