@@ -139,7 +139,7 @@ class Rank:
         return alternate(
             {
                 name: lambda who=who, tensors=buffers[name]: self.timed(
-                    lambda: who.allreduce_many(tensors), 5, together=True
+                    lambda: who.allreduce_many(tensors), 3, together=True
                 )
                 for name, who in chosen.items()
             },
