@@ -221,6 +221,12 @@ class _MailboxFolder:
             self.url = tempfile.mkdtemp(prefix="sparkvod-run-")  # mode 0700
         if self.url:
             self.box = Mailbox(self.url, self.options)
+            try:
+                self.box.create()
+            except OSError as e:
+                raise LaunchError(
+                    f"the mailbox {self.url} cannot be made ({e}); give a directory that driver and executors can write"
+                ) from e
         return self
 
     def __exit__(self, *error: object) -> None:

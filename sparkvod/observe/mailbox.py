@@ -42,7 +42,7 @@ class Mailbox:
     """A directory of events. Give it to the workers as its url; each process makes its own object.
 
     Args:
-        url: directory, anything that fsspec opens; it is made when the first event is posted.
+        url: directory, anything that fsspec opens; the driver makes it with :meth:`create`.
         storage_options: options for fsspec.
     """
 
@@ -79,6 +79,9 @@ class Mailbox:
                 else:
                     self._pending.setdefault(rank, []).append(line)
                     self._start_flusher()
+        except FileNotFoundError:
+            # The run is over, and its mailbox is gone: a rank that Spark is still ending must not make it anew.
+            log.get("observe").debug("an event came too late for %s", self.url)
         except OSError as e:
             log.get("observe").warning("an event could not be posted to %s: %s", self.url, e)
 
@@ -92,7 +95,6 @@ class Mailbox:
             pending, self._pending = self._pending, {}
             for rank, lines in pending.items():
                 number = self._written[rank] = self._written.get(rank, 0) + 1
-                self._fs.makedirs(self._path, exist_ok=True)
                 self._fs.pipe_file(f"{self._path}/rank-{rank}-{number:08d}.jsonl", "".join(lines).encode())
 
     def close(self) -> None:
@@ -109,7 +111,6 @@ class Mailbox:
 
     def _append(self, rank: int, line: bytes) -> None:
         if rank not in self._files:
-            os.makedirs(self._path, exist_ok=True)
             path = os.path.join(self._path, f"rank-{rank}.jsonl")
             self._files[rank] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         while line:
@@ -134,6 +135,17 @@ class Mailbox:
             log.get("observe").warning("events could not be posted to %s: %s", self.url, e)
 
     # --- the driver's side --------------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Makes the directory.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        if self._local:
+            os.makedirs(self._path, exist_ok=True)
+        else:
+            self._fs.makedirs(self._path, exist_ok=True)
 
     def read_new(self) -> list[dict[str, Any]]:
         """Returns the events that came since the last call, each rank's in order, merged by time."""

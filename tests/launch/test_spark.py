@@ -296,6 +296,11 @@ class TestAsOnACluster:
         assert "executors' logs" not in caplog.text
         assert list((tmp_path / "box").iterdir()) == []
 
+    def test_a_mailbox_that_cannot_be_made_is_told_before_submission(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(LaunchError, match="the mailbox .*file/sparkvod-.* cannot be made"):
+            run(my_rank, num_proc=1, mailbox=str(tmp_path / "file"))
+
     def test_pickles_in_a_shared_folder_are_not_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[bool] = []
         original = Failure.from_json

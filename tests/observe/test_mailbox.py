@@ -21,6 +21,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_events_come_once_in_order_with_rank_and_time(url: str) -> None:
     reader = Mailbox(url)
     assert reader.read_new() == []
+    reader.create()
+    reader.create()
     writers = [Mailbox(url) for _ in range(2)]
     for step in range(3):
         for rank, writer in enumerate(writers):
@@ -77,6 +79,12 @@ def test_a_mailbox_that_cannot_be_written_costs_a_warning_only(
     (tmp_path / "file").write_text("")
     Mailbox(str(tmp_path / "file" / "box")).post(0, "x")
     assert "an event could not be posted" in caplog.text
+
+
+def test_a_mailbox_that_is_gone_is_not_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Mailbox(str(tmp_path / "box")).post(0, "too late")
+    assert list(tmp_path.iterdir()) == []
+    assert caplog.text == ""
 
 
 def test_what_json_does_not_know_is_posted_as_text(tmp_path: Path) -> None:
