@@ -1,7 +1,8 @@
 """The one table of the estimators' and models' Params: name, default, valid values, meaning, who has it.
 
 :mod:`sparkvod.estimators.params` makes everything else from it: the ``pyspark.ml`` Params, getters, setters, the
-keyword-only constructors with their signatures, and the scikit-learn protocol.
+keyword-only constructors with their signatures, and the scikit-learn protocol. The tables in ``docs/params.md`` are
+made from it too (``python -m sparkvod.estimators.table > docs/params.md``), and a test keeps them equal.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ ESTIMATOR: tuple[Entry, ...] = (
         "share of rows held out, in [0, 1), or name of a column that is true, or above 0, where a row is held out",
     ),
     # the run
-    Entry("num_proc", None, _POSITIVE, "number of ranks; Spark's default parallelism when not given; excludes backend"),
+    Entry("num_proc", None, _POSITIVE, "number of ranks; as many as can run at once when not given; excludes backend"),
     Entry(
         "backend",
         None,
@@ -144,8 +145,13 @@ ESTIMATOR: tuple[Entry, ...] = (
     ),
     Entry("shuffle", True, checks.boolean, "show rows in another order each epoch"),
     Entry("callbacks", [], checks.a_list, "Callback objects that run on each rank"),
-    Entry("verbose", 1, checks.integer(0), "0: silent, 1: progress, 2: workers' output too"),
-    Entry("use_gpu", True, checks.boolean, "train on a GPU where there is one and the engine serves it"),
+    Entry("verbose", 1, checks.integer(0), "0: silent; above: progress, timings and the ranks' output"),
+    Entry(
+        "use_gpu",
+        True,
+        checks.boolean,
+        "kept for the peer's name: this version trains on the CPU, and says so where there is a GPU",
+    ),
     Entry(
         "run_id",
         None,
@@ -259,3 +265,42 @@ MODEL: tuple[Entry, ...] = (
 def of(table: Iterable[Entry], framework: str) -> dict[str, Entry]:
     """Returns the entries of ``table`` that the estimator or model of ``framework`` has, by name."""
     return {entry.name: entry for entry in table if framework in entry.frameworks}
+
+
+def _lines(entries: Iterable[Entry]) -> list[str]:
+    lines = ["| Param | default | accessors | what it is |", "|---|---|---|---|"]
+    for entry in entries:
+        names = ", ".join(f"`get{name}`, `set{name}`" for name in (entry.accessor, *entry.aliases))
+        text = f"no effect: {entry.inert}" if entry.inert else entry.doc
+        cell = text.replace("|", "\\|").replace("<", "&lt;")
+        lines.append(f"| `{entry.name}` | `{entry.default!r}` | {names} | {cell} |")
+    return lines
+
+
+def markdown() -> str:
+    """Returns the tables of the Params of ``TorchEstimator`` and ``TorchModel`` as Markdown."""
+    estimator = of(ESTIMATOR, "torch").values()
+    lines = [
+        "# Params",
+        "",
+        "Made from `sparkvod/estimators/table.py` by `python -m sparkvod.estimators.table > docs/params.md`.",
+        "",
+        "## TorchEstimator",
+        "",
+        *_lines(entry for entry in estimator if not entry.inert),
+        "",
+        "## TorchEstimator, for compatibility",
+        "",
+        "Horovod's scripts set these. Setting one to anything else than its default logs a warning, once.",
+        "",
+        *_lines(entry for entry in estimator if entry.inert),
+        "",
+        "## TorchModel",
+        "",
+        *_lines(of(MODEL, "torch").values()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")  # noqa: T201

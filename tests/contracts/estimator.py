@@ -230,6 +230,13 @@ class EstimatorContract(ABC):
         np.testing.assert_allclose(table["y__output"], self.predict(model, x), rtol=1e-6, atol=1e-6)
         assert len(model.transform(df.filter("id < 0")).collect()) == 0
 
+    @pytest.mark.timeout(60)
+    def test_fit_takes_params_and_lists_of_them(self, spark: Any, tmp_path: Path) -> None:
+        estimator = self.estimator(num_proc=2, batch_size=256, verbose=0, random_seed=3, store=str(tmp_path))
+        grid = [{estimator.epochs: epochs} for epochs in (1, 3)]
+        assert [len(model.getHistory()) for model in estimator.fit(frame(spark), grid)] == [1, 3]
+        assert estimator.getEpochs() == 1
+
     # ---- figures --------------------------------------------------------------------------------------------------
 
     @pytest.mark.timeout(60)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import sparkvod.torch as hvd
+from sparkvod import log
 from sparkvod.estimators import columns
 from sparkvod.estimators.adapter import Adapter
 from sparkvod.estimators.torch import model_io, packing
@@ -22,6 +23,8 @@ from sparkvod.estimators.torch.losses import Loss, terms_for
 if TYPE_CHECKING:
     from sparkvod.data import Batch
     from sparkvod.estimators.task import TrainTask
+
+_LOG = log.get("estimators")
 
 
 class TorchAdapter(Adapter):
@@ -59,6 +62,8 @@ class TorchAdapter(Adapter):
         """Joins the world, builds model, losses and metrics, and takes rank 0's parameters."""
         hvd.init()
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
+        if self.task.use_gpu and torch.cuda.is_available() and hvd.rank() == 0:
+            _LOG.warning("a GPU was found, and training is on the CPU: this version's estimators use no GPUs")
         self._model = packing.load_model(self._parts["model"])
         self._batch_norms = [m for m in self._model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)

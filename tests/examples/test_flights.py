@@ -1,0 +1,41 @@
+"""The demo on a small part of its data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the demo trains with PyTorch")
+pytest.importorskip("pandas", reason="the demo reads its data with pandas")
+
+from examples import flights  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def some() -> flights.Flights:
+    try:
+        return flights.load(12_000)
+    except SystemExit as error:
+        pytest.skip(str(error))
+
+
+def test_the_table(some: flights.Flights, capsys: pytest.CaptureFixture[str]) -> None:
+    table = some.table
+    assert len(table) == 12_000
+    assert not table.isna().any().any()
+    assert 0.1 < table["held_out"].mean() < 0.25
+    assert some.means.shape == some.scales.shape == (len(flights.NUMBERS),)
+    assert (some.scales > 0).all()
+    assert len(some.kinds) == len(flights.CODES)
+
+
+@pytest.mark.timeout(180)
+def test_it_learns(spark: Any, some: flights.Flights) -> None:
+    df = flights.to_spark(spark, some)
+    model = flights.train(df, some, epochs=8, num_proc=2)
+    errors = flights.errors(model, df, some)
+    assert errors["this model"] < 0.5 * errors["best constant"]
+    assert errors["straight line on the departure delay"] < errors["best constant"]
+    validation = model.getHistory()[-1]["validation"]["loss"]
+    assert validation**0.5 == pytest.approx(errors["this model"], rel=1e-4)
