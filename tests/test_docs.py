@@ -1,4 +1,4 @@
-"""What the documents say exists: files, make targets, and the table of knobs."""
+"""What the documents say exists: files, make targets, the tables of knobs and of Params; and samples that compile."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkvod import config
+from sparkvod.estimators import table
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("constraints/*.md")])
@@ -40,6 +41,17 @@ def mentioned_targets(text: str) -> set[str]:
 def test_the_table_of_knobs_is_current() -> None:
     text = (ROOT / "docs" / "knobs.md").read_text()
     assert text == config.markdown(), "run: python -m sparkvod.config > docs/knobs.md"
+
+
+def test_the_tables_of_params_are_current() -> None:
+    text = (ROOT / "docs" / "params.md").read_text()
+    assert text == table.markdown(), "run: python -m sparkvod.estimators.table > docs/params.md"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_sample_compiles(document: Path) -> None:
+    for sample in re.findall(r"^```python\n(.*?)^```", document.read_text(), flags=re.DOTALL | re.MULTILINE):
+        compile(sample, document.name, "exec")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
