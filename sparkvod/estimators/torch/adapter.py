@@ -152,7 +152,7 @@ class TorchAdapter(Adapter):
 
     def _backward(self, batch: Batch, normalisers: np.ndarray, step: int | None = None) -> np.ndarray:
         """Goes forward and backward; with ``step``, the user's own function does, and the optimizer's step as well."""
-        self._loss.normalisers = normalisers.tolist()
+        self._loss.normalisers, self._loss.share = normalisers.tolist(), batch.rows / batch.global_rows
         inputs, labels, weights = self._tensors(batch)
         if not self._model.training or self._frozen:
             self._model.train()

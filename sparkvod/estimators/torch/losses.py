@@ -135,12 +135,17 @@ class Loss:
     Calling it returns this rank's share of the step's loss, so that the *sum* of the ranks' gradients is the gradient
     of the whole batch's loss. After a call, ``sums`` holds the terms' sums over this rank's rows.
 
+    Attributes:
+        share: this rank's rows over the rows of all ranks in this step: what a term that a user's own
+            ``train_minibatch_fn`` adds must be multiplied by.
+
     Args:
         terms: one per label.
         weights: the terms' weights.
     """
 
     def __init__(self, terms: Sequence[LossTerm], weights: Sequence[float]) -> None:
+        self.share = 1.0
         self.terms, self.weights = list(terms), list(weights)
         self.normalisers: Sequence[float] = [1.0] * len(self.terms)
         self.sums: list[float] = [0.0] * len(self.terms)
@@ -152,15 +157,15 @@ class Loss:
         sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns ``sum_j weight_j * (sum of this rank's rows)_j / normaliser_j``."""
-        share: Any = 0.0
+        value: Any = 0.0
         for j, (term, output, label) in enumerate(zip(self.terms, outputs, labels, strict=True)):
             total = term.total(output, label, sample_weights)
             self.sums[j] = float(total.detach())
             factor = self.weights[j]
             if term.divides:
                 factor = factor / self.normalisers[j] if self.normalisers[j] > 0 else 0.0
-            share = share + total * factor
-        return share
+            value = value + total * factor
+        return value
 
 
 def terms_for(loss: Any, labels: int) -> list[LossTerm]:

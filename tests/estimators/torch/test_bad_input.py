@@ -158,6 +158,16 @@ def test_more_ranks_than_slots(df: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
+def test_dynamic_allocation(df: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparkvod.launch import _spark_slots
+
+    conf = {"spark.master": "spark://host:7077", "spark.dynamicAllocation.enabled": "true"}
+    monkeypatch.setattr(_spark_slots, "conf_of", lambda spark: conf.get)
+    with pytest.raises(LaunchError, match=r"spark.dynamicAllocation.enabled=true was found.*SPARK-24942"):
+        make(backend=None, num_proc=2, store=str(tmp_path / "store")).fit(df)
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_store_that_cannot_be_written(df: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):

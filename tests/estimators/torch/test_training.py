@@ -207,7 +207,8 @@ def test_the_peers_minibatch_function_and_constructors(store: Any) -> None:
         optimizer.zero_grad()
         outputs, labels = transform_outputs(model(*inputs), labels)
         loss = loss_fn(outputs, labels, sample_weights)
-        loss.backward()
+        penalty = sum((p**2).sum() for p in model.parameters())
+        (loss + 0.01 * loss_fn.share * penalty).backward()
         optimizer.step()
         return outputs, loss
 
@@ -217,7 +218,8 @@ def test_the_peers_minibatch_function_and_constructors(store: Any) -> None:
 
     model = network()
     found = make(store, model, train_minibatch_fn=minibatch, loss=None, loss_constructors=[constructor])
-    close(flat(found.fit_on_parquet().getModel()), plain(model, lambda m: F.mse_loss(m(x)[:, 0], y)))
+    expected = plain(model, lambda m: F.mse_loss(m(x)[:, 0], y) + 0.01 * sum((p**2).sum() for p in m.parameters()))
+    close(flat(found.fit_on_parquet().getModel()), expected)
 
 
 def test_gradients_of_several_batches_are_summed(store: Any) -> None:
