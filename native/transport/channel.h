@@ -1,6 +1,6 @@
 // An ordered, reliable stream of bytes between this rank and one peer.
 //
-// Laws, checked by the one contract suite (tests/native/test_transport.cc):
+// Laws, checked by the one contract suite (tests/native/transport/contract_test.cc):
 //   1. Bytes arrive complete, once, in the order in which they were sent.
 //   2. TrySend and TryRecv never block; they move what can be moved now and say how much that was.
 //   Zero is no error.
