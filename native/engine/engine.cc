@@ -74,8 +74,8 @@ Result Engine::Allocate(size_t bytes, std::shared_ptr<Memory>* out) {
   if (world_ == nullptr)
     return Result::Fail(Code::kInvalid, "allocate() needs an engine that has connected");
   char* data = nullptr;
-  SPARKVOD_TRY(world_->arena->Allocate(bytes, &data));
-  *out = std::make_shared<Memory>(world_->arena, data, bytes);
+  SPARKVOD_TRY(world_->arena->heap()->Allocate(bytes, &data));
+  *out = std::make_shared<Memory>(world_->arena->heap(), data, bytes);
   return {};
 }
 
@@ -106,7 +106,7 @@ Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64
     const size_t bytes = static_cast<size_t>(e.count()) * SizeOf(e.dtype);
     if (request.collective == Collective::kAllreduce && world_ != nullptr &&
         parts[i].in == parts[i].out)
-      e.placement = world_->arena->OffsetOf(parts[i].out, bytes);
+      e.placement = world_->arena->heap()->OffsetOf(parts[i].out, bytes);
   }
   auto operation = std::make_shared<Operation>();
   operation->request = std::move(request);

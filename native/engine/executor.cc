@@ -79,8 +79,8 @@ Result Executor::Allgather(const Agreed& agreed, Carrier* carrier) {
     offsets.push_back(offsets.back() + static_cast<size_t>(rows) * row_bytes);
   }
   char* data = nullptr;
-  SPARKVOD_TRY(world_->arena->Allocate(offsets.back(), &data));
-  operation.gathered = std::make_shared<Memory>(world_->arena, data, offsets.back());
+  SPARKVOD_TRY(world_->arena->heap()->Allocate(offsets.back(), &data));
+  operation.gathered = std::make_shared<Memory>(world_->arena->heap(), data, offsets.back());
   const auto me = static_cast<size_t>(comm_->rank());
   const size_t own_bytes = offsets[me + 1] - offsets[me];
   if (own_bytes > 0) std::memcpy(data + offsets[me], operation.parts[0].in, own_bytes);

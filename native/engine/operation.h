@@ -7,23 +7,23 @@
 
 #include "native/base/result.h"
 #include "native/engine/request.h"
-#include "native/transport/shared/arena.h"
+#include "native/transport/shared/heap.h"
 
 namespace sparkvod {
 
 // Engine memory that outlives the engine that made it for as long as somebody holds it.
 class Memory {
  public:
-  Memory(std::shared_ptr<Arena> arena, char* data, size_t bytes)
-      : arena_(std::move(arena)), data_(data), bytes_(bytes) {}
-  ~Memory() { arena_->Free(data_); }
+  Memory(std::shared_ptr<Heap> heap, char* data, size_t bytes)
+      : heap_(std::move(heap)), data_(data), bytes_(bytes) {}
+  ~Memory() { heap_->Free(data_); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
  private:
-  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<Heap> heap_;
   char* data_;
   size_t bytes_;
 };

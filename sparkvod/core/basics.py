@@ -270,6 +270,21 @@ def is_homogeneous() -> bool:
     return world().is_homogeneous
 
 
+def stats() -> dict[str, Any]:
+    """Returns what the engine has counted since ``init``.
+
+    Returns:
+        ``collectives``: calls, tensors and bytes by ``<collective>/<transport>/<algorithm>``, for example
+        ``allreduce/shm/in-place``; ``cycles``: negotiations; ``cache_hits`` and ``cache_misses``: requests that were
+        one bit, and that travelled in full; ``sleeps``: of threads that drive; ``idle_wakes``: of the background
+        thread; ``kernels``: the instruction set that sums.
+
+    Raises:
+        NotInitializedError: there is no world.
+    """
+    return engine().stats()
+
+
 def mpi_threads_supported() -> bool:
     """Returns False: MPI is not used. ``NotInitializedError`` before ``init``."""
     world()

@@ -48,6 +48,7 @@ def _own(env: Mapping[str, str]) -> WorldContext | None:
     if size == 1:
         return WorldContext(rank, size, lambda data: [data], secret)
     address = _address(config.get("rendezvous", env))
+    _warn_without_secret(rank, address, secret)
     return WorldContext(rank, size, _rendezvous(rank, size, address, secret, env), secret)
 
 
@@ -61,10 +62,20 @@ def _torchrun(env: Mapping[str, str]) -> WorldContext | None:
         return WorldContext(rank, size, lambda data: [data], secret)
     _complain_of_half({**needed, **{name: env.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}})
     address = (env["MASTER_ADDR"], _number("MASTER_PORT", env))
+    _warn_without_secret(rank, address, secret)
     if env.get(_AGENT_STORE) == "True":
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
         return WorldContext(rank, size, _agent_store(rank, size, address, attempt, env), secret)
     return WorldContext(rank, size, _rendezvous(rank, size, address, secret, env), secret)
+
+
+def _warn_without_secret(rank: int, address: tuple[str, int], secret: bytes | None) -> None:
+    if secret is None and rank == 0 and not _is_loopback(address[0]):
+        log.get("launch").warning(
+            "the ranks meet at %s:%d without a secret: whoever reaches that port can join or disturb the job; give "
+            "every rank a copy of one file of random bytes in SPARKVOD_SECRET_FILE",
+            *address,
+        )
 
 
 def _complain_of_half(needed: Mapping[str, str]) -> None:
@@ -118,12 +129,6 @@ def _secret(env: Mapping[str, str]) -> bytes | None:
 def _rendezvous(
     rank: int, size: int, address: tuple[str, int], secret: bytes | None, env: Mapping[str, str]
 ) -> Callable[[bytes], list[bytes]]:
-    if secret is None and rank == 0 and not _is_loopback(address[0]):
-        log.get("launch").warning(
-            "the ranks meet at %s:%d without a secret: whoever reaches that port can join or disturb the job; give "
-            "every rank a copy of one file of random bytes in SPARKVOD_SECRET_FILE",
-            *address,
-        )
     # Without a secret the key only keeps strangers by accident out: port scanners, ranks of another job.
     key = secret or f"{address[0]}:{address[1]}/{size}".encode()
     return Rendezvous(rank, size, address, key, config.get("start_timeout", env))

@@ -23,6 +23,7 @@ from sparkvod.core.basics import (
     rocm_built,
     shutdown,
     size,
+    stats,
 )
 from sparkvod.core.ops import Adasum, Average, Max, Min, Product, Sum
 from sparkvod.core.process_sets import ProcessSet, global_process_set
@@ -110,5 +111,6 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "stats",
     "synchronize",
 ]

@@ -41,6 +41,31 @@ def test_alone_leaves_nothing_behind() -> None:
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
 
 
+def test_memory_that_outlives_its_engine_keeps_no_descriptor() -> None:
+    basics.init()
+    basics.shutdown()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    basics.init()
+    memory = basics.engine().allocate(1 << 20)
+    basics.shutdown()
+    view = memoryview(memory)
+    view[:] = bytes([7]) * len(view)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert view[-1] == 7
+
+
+def test_stats_say_what_carried_a_collective() -> None:
+    with pytest.raises(NotInitializedError):
+        basics.stats()
+    basics.init()
+    memory = basics.engine().allocate(8)
+    handle = basics.engine().allreduce("x", memory.address, memory.address, 2, 8, 1)
+    basics.engine().wait(handle)
+    assert basics.stats()["collectives"] == {"allreduce/none/alone": {"calls": 1, "tensors": 1, "bytes": 8}}
+    assert basics.stats()["cache_misses"] == 1
+    basics.shutdown()
+
+
 def test_a_start_that_fails_leaves_nothing_behind() -> None:
     def broken(_: bytes) -> list[bytes]:
         raise RuntimeError("the gatherer is broken")

@@ -115,6 +115,9 @@ def test_meeting_without_a_secret_on_a_network_is_warned_of(caplog: pytest.LogCa
     from_environment({**torchrun(0, 2, 1), "MASTER_ADDR": "10.1.2.3"})
     assert "the ranks meet at 10.1.2.3:1 without a secret" in caplog.text
     caplog.clear()
+    from_environment({**torchrun(0, 2, 1), "MASTER_ADDR": "10.1.2.3", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert "the ranks meet at 10.1.2.3:1 without a secret" in caplog.text
+    caplog.clear()
     from_environment({**torchrun(1, 2, 1), "MASTER_ADDR": "10.1.2.3"})
     from_environment(torchrun(0, 2, 1))
     assert caplog.text == ""

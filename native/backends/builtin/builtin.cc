@@ -19,7 +19,7 @@ class Builtin : public Backend {
  public:
   explicit Builtin(Communicator* comm) : comm_(comm) {}
   ~Builtin() override {
-    if (fusion_ != nullptr) comm_->own_arena().Free(fusion_);
+    if (fusion_ != nullptr) comm_->own_arena().heap()->Free(fusion_);
   }
 
   const char* name() const override { return "builtin"; }
@@ -99,7 +99,7 @@ class Builtin : public Backend {
     carrier->algorithm = "fused";
     SPARKVOD_TRY(Gather(call, elements));
     std::vector<int64_t> offsets(static_cast<size_t>(comm_->size()), 0);
-    const int64_t own = comm_->own_arena().OffsetOf(fusion_, 1);
+    const int64_t own = comm_->own_arena().heap()->OffsetOf(fusion_, 1);
     SPARKVOD_TRY(AgreeOnOffsets(own, &offsets));
     SPARKVOD_TRY(InPlaceAllreduce(*comm_, call.dtype, offsets, elements, finish));
     Scatter(call);
@@ -122,10 +122,10 @@ class Builtin : public Backend {
   Result Gather(const AllreduceCall& call, size_t elements) {
     const size_t size = SizeOf(call.dtype);
     if (elements * size > fusion_bytes_) {
-      if (fusion_ != nullptr) comm_->own_arena().Free(fusion_);
+      if (fusion_ != nullptr) comm_->own_arena().heap()->Free(fusion_);
       fusion_ = nullptr;
       fusion_bytes_ = std::max<size_t>(elements * size, fusion_bytes_ * 2);
-      SPARKVOD_TRY(comm_->own_arena().Allocate(fusion_bytes_, &fusion_));
+      SPARKVOD_TRY(comm_->own_arena().heap()->Allocate(fusion_bytes_, &fusion_));
       offsets_known_ = false;
     }
     char* to = fusion_;

@@ -169,19 +169,19 @@ TEST(InPlaceAllreduceSums) {
       // Blocks of different offsets, as allocations on different ranks may have.
       char* gap = nullptr;
       char* block = nullptr;
-      if (comm.rank() % 2 == 1) EXPECT(comm.own_arena().Allocate(192, &gap).ok());
-      EXPECT(comm.own_arena().Allocate(count * 4, &block).ok());
+      if (comm.rank() % 2 == 1) EXPECT(comm.own_arena().heap()->Allocate(192, &gap).ok());
+      EXPECT(comm.own_arena().heap()->Allocate(count * 4, &block).ok());
       EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % 64, size_t{0});
       const std::vector<float> terms = Terms(comm.rank(), count);
       std::memcpy(block, terms.data(), count * 4);
       std::vector<int64_t> offsets;
-      const auto own = comm.own_arena().OffsetOf(block, count * 4);
+      const auto own = comm.own_arena().heap()->OffsetOf(block, count * 4);
       for (const std::string& offset : board.Gather(comm.rank(), std::to_string(own)))
         offsets.push_back(std::stoll(offset));
       EXPECT_EQ(InPlaceAllreduce(comm, DType::kFloat32, offsets, count, Finish{}).Report(), "ok");
       EXPECT(std::memcmp(block, Sums(comm.size(), count).data(), count * 4) == 0);
-      comm.own_arena().Free(block);
-      if (gap != nullptr) comm.own_arena().Free(gap);
+      comm.own_arena().heap()->Free(block);
+      if (gap != nullptr) comm.own_arena().heap()->Free(gap);
     }
   });
 }

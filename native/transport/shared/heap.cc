@@ -1,0 +1,108 @@
+#include "native/transport/shared/heap.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <string>
+
+namespace sparkvod {
+namespace {
+
+// Blocks at least this large give their pages back when freed.
+constexpr size_t kPunchBytes = 1 << 20;
+
+}  // namespace
+
+Result Heap::Map(const Geometry& geometry, int fd, std::shared_ptr<Heap>* out) {
+  std::shared_ptr<Heap> heap(new Heap());
+  const int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* base =
+      ::mmap(nullptr, geometry.total(), PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd, 0);
+  if (base == MAP_FAILED)
+    return Result::Errno(
+        "cannot map " + std::to_string(geometry.total()) +
+            " bytes of shared memory (SPARKVOD_ARENA_BYTES sets the address space asked for)",
+        errno);
+  heap->geometry_ = geometry;
+  heap->base_ = static_cast<char*>(base);
+  heap->shared_ = fd >= 0;
+  // Fresh pages are zero, which is the initial value of everything in the header and the rings.
+  heap->free_[geometry.heap()] = geometry.total() - geometry.heap();
+  heap->touched_ = geometry.heap();
+  *out = std::move(heap);
+  return {};
+}
+
+Heap::~Heap() {
+  if (base_ != nullptr) ::munmap(base_, geometry_.total());
+}
+
+Result Heap::Allocate(size_t bytes, char** out) {
+  const size_t need =
+      (bytes + kCacheLine - 1) / kCacheLine * kCacheLine + (bytes == 0 ? kCacheLine : 0);
+  // Whole pages for large blocks, so that freeing them can return their pages.
+  const size_t align = need >= kPunchBytes ? kPage : kCacheLine;
+  size_t start = 0;
+  bool dirty = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = free_.begin();
+    for (; it != free_.end(); ++it) {
+      start = (it->first + align - 1) / align * align;
+      if (start + need <= it->first + it->second) break;
+    }
+    if (it == free_.end())
+      return Result::Fail(Code::kSystem, "no room for " + std::to_string(bytes) +
+                                             " bytes of engine memory in an arena of " +
+                                             std::to_string(geometry_.heap_bytes) +
+                                             " bytes; raise SPARKVOD_ARENA_BYTES");
+    const auto [block, size] = *it;
+    free_.erase(it);
+    if (start > block) free_[block] = start - block;
+    if (block + size > start + need) free_[start + need] = block + size - start - need;
+    used_[start] = need;
+    dirty = start < touched_;
+    touched_ = std::max(touched_, start + need);
+  }
+  *out = base_ + start;
+  if (dirty) std::memset(*out, 0, need);
+  return {};
+}
+
+void Heap::Free(char* block) {
+  const size_t start = static_cast<size_t>(block - base_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = used_.find(start);
+  if (it == used_.end()) return;
+  size_t offset = start, bytes = it->second;
+  used_.erase(it);
+  if (bytes >= kPunchBytes) {
+    // Private memory has no hole to punch, but forgets its pages.
+    ::madvise(block, bytes / kPage * kPage, shared_ ? MADV_REMOVE : MADV_DONTNEED);
+  }
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && offset + bytes == next->first) {
+    bytes += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free_[offset] = bytes;
+}
+
+int64_t Heap::OffsetOf(const void* data, size_t bytes) const {
+  const char* p = static_cast<const char*>(data);
+  const char* heap = base_ + geometry_.heap();
+  const char* end = base_ + geometry_.total();
+  return p >= heap && p + bytes <= end ? p - base_ : -1;
+}
+
+}  // namespace sparkvod
