@@ -65,16 +65,26 @@ class Adapter(ABC):
     def sums_size(self) -> int:
         """Length of the vectors of sums."""
 
+    @property
+    @abstractmethod
+    def needs_rows(self) -> bool:
+        """Whether a step is the user's own code, which runs on each rank: a row stands in where there is none."""
+
     @abstractmethod
     def train(self, batch: Batch, normalisers: np.ndarray, step: int, last: bool) -> np.ndarray:
         """Takes one step, and returns the batch's sums.
 
         Args:
-            batch: this rank's rows, perhaps none.
+            batch: this rank's rows, perhaps none. With :attr:`needs_rows` one row that counts for nothing stands in
+                for none: ``rows`` is 0, and the columns have one.
             normalisers: sums of all ranks' normalisers, one per label.
             step: number of the step in its epoch.
             last: whether the epoch ends with it, so that gradients that accumulated are applied.
         """
+
+    @abstractmethod
+    def share_buffers(self) -> None:
+        """Gives all ranks rank 0's buffers: what is no parameter and changes in training, as running statistics."""
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> np.ndarray:
@@ -95,7 +105,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def state(self, result: bool = False) -> dict[str, bytes]:
-        """Returns the states of model, optimizer and schedule; equal on all ranks.
+        """Returns the states of model, optimizer and schedule; equal on all ranks after :meth:`share_buffers`.
 
         Args:
             result: only what a finished run returns, in the form in which the driver takes it.
@@ -106,9 +116,13 @@ class Adapter(ABC):
         """Takes what :meth:`state` returned; after :meth:`prepare`."""
 
     @abstractmethod
-    def random_state(self) -> bytes:
-        """Returns the state of the generators that :meth:`seed` seeds."""
+    def own_state(self, within: bool) -> bytes:
+        """Returns what is this rank's alone: the state of the generators that :meth:`seed` seeds, and its buffers.
+
+        Args:
+            within: whether an epoch is under way; else the buffers are those of all ranks.
+        """
 
     @abstractmethod
-    def set_random_state(self, state: bytes) -> None:
-        """Takes what :meth:`random_state` returned."""
+    def load_own_state(self, state: bytes) -> None:
+        """Takes what :meth:`own_state` returned; after :meth:`load_state`."""

@@ -18,14 +18,14 @@ from pyspark.ml import Estimator
 
 from sparkvod import log
 from sparkvod.data import Column, PreparedData, Store, open_prepared, prepare, release, request
-from sparkvod.errors import SparkvodError
+from sparkvod.errors import DataError, SparkvodError
 from sparkvod.estimators import checkpoint
 from sparkvod.estimators.columns import Input, Label, as_dict
 from sparkvod.estimators.model import ModelBase
 from sparkvod.estimators.params import TableParams
 from sparkvod.estimators.persistence import Saved
 from sparkvod.estimators.task import TrainResult, TrainTask, train
-from sparkvod.launch.spark import SparkLauncher
+from sparkvod.launch.spark import SparkLauncher, on_this_host
 from sparkvod.observe.progress import ProgressBar, write_line
 
 if TYPE_CHECKING:
@@ -166,6 +166,9 @@ class EstimatorBase(TableParams, Saved, Estimator):
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
         """Fits to data that already lie in the store's training and validation directories, as Parquet files.
 
+        Without ``feature_cols`` all columns are features but those that are labels, weights or ``validation``. What
+        lies in the validation directory is for validation; ``validation`` itself splits nothing here.
+
         Args:
             params: Params to be taken instead of those that are set.
             dataset_idx: number of the data set; None for the directories without a number.
@@ -174,8 +177,10 @@ class EstimatorBase(TableParams, Saved, Estimator):
             The fitted model.
 
         Raises:
-            DataError: there are no such data, or they do not fit the model.
-            ValueError: there is no store, or no ``feature_cols`` while the data have several columns.
+            DataError: there are no such data, a column is missing or cannot become a tensor, or the data do not fit
+                the model.
+            ValueError: there is no store, or a Param does not fit.
+            WorkerError: training failed; also on nulls, NaN and negative weights, which show when data are read.
         """
         if params:
             return self.copy(params).fit_on_parquet(None, dataset_idx)
@@ -192,7 +197,8 @@ class EstimatorBase(TableParams, Saved, Estimator):
             store = self._store(None)
             store.check_writable()
             data = open_prepared(store, dataset_idx)
-            features = self._feature_cols([column.name for column in data.schema])
+            features = self._feature_cols([*(column.name for column in data.schema), *data.train.refused])
+            self._check_prepared(data, features)
         return self._train(launcher, payload, store, data, features, timings, began)
 
     def _begin(self, spark: Any) -> tuple[Any, bytes]:
@@ -287,7 +293,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
         """Refuses, before anything starts, to go on with a run of something else."""
         header = checkpoint.read_header(task.store, task.run_id) if self.value("run_id") else None
         if header is not None:
-            checkpoint.require_same(task.fingerprint, header["fingerprint"], task.run_id)
+            checkpoint.require_same(task.fingerprint, header["fingerprint"], task.run_id, header["step"])
 
     @contextmanager
     def _listening(self) -> Iterator[Callable[[dict[str, Any]], None] | None]:
@@ -318,6 +324,23 @@ class EstimatorBase(TableParams, Saved, Estimator):
         if all(-1 not in column.shape for column in features + labels):
             self._plan(payload, features, labels)
 
+    def _check_prepared(self, data: PreparedData, features: list[str]) -> None:
+        """Checks the columns of data that lie in the store: that they are there, and alike in both parts."""
+        labels, weight = self.value("label_cols"), self.value("sample_weight_col")
+        if not features:
+            others = sorted(filter(None, {*labels, weight, self.value("validation")}))
+            raise DataError(f"there are no feature columns beside {others}, at least one was expected")
+        for name in dict.fromkeys([*features, *labels, *filter(None, [weight])]):
+            column = data.column(name)
+            if name == weight and column.kind != "scalar":
+                raise DataError(f"sample_weight_col {name!r} is a vector, a column of numbers was expected")
+            other = column if data.val is None else data.val.column(name)
+            if other.shape != column.shape:
+                raise DataError(
+                    f"column {name!r} has {math.prod(other.shape)} numbers per row in the validation data, "
+                    f"{math.prod(column.shape)} were expected, as in the training data"
+                )
+
     # ---- store ----------------------------------------------------------------------------------------------------
 
     def _store(self, spark: Any) -> Any:
@@ -325,12 +348,18 @@ class EstimatorBase(TableParams, Saved, Estimator):
         given = self.value("store")
         if given is not None:
             return Store.create(given) if isinstance(given, str) else given
-        if not _is_on_this_host(spark):
+        if not _shares_directories(spark):
             raise ValueError(
                 f"no store was found, and the master is {spark.conf.get('spark.master', 'unknown')}: one that "
                 "the driver and all "
                 "executors can reach was expected; pass store=Store.create('hdfs://...', 's3://...' or a "
                 "shared directory)"
+            )
+        if self.value("run_id") is not None:
+            _LOG.warning(
+                "run_id=%r was found without a store: the run's checkpoint lies in a temporary one and goes with this "
+                "estimator, so no other process can go on with the run; pass store=Store.create(path)",
+                self.value("run_id"),
             )
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="sparkvod-store-")
@@ -339,18 +368,15 @@ class EstimatorBase(TableParams, Saved, Estimator):
     def _mailbox(self, spark: Any) -> dict[str, Any]:
         """Returns where workers leave log lines and progress: in the store, where they share no directory with us."""
         store = self.value("store")
-        if store is None or spark is None or not self.value("verbose") or _is_on_this_host(spark):
+        if store is None or spark is None or not self.value("verbose") or _shares_directories(spark):
             return {}
         store = Store.create(store) if isinstance(store, str) else store
         return {"mailbox": f"{store.get_runs_path()}/.mailbox", "mailbox_options": store.storage_options}
 
 
-def _is_on_this_host(spark: Any) -> bool:
-    """Returns whether the executors share the driver's temporary directory: a local master, not of a remote server."""
-    if spark is None or not str(spark.conf.get("spark.master", "")).startswith("local"):
-        return False
-    client = getattr(spark, "client", None) if "connect" in type(spark).__module__ else None
-    return client is None or getattr(client, "host", "") in ("localhost", "127.0.0.1", "[::1]")
+def _shares_directories(spark: Any) -> bool:
+    """Returns whether the executors share the driver's temporary directory: a local master on this host."""
+    return spark is not None and str(spark.conf.get("spark.master", "")).startswith("local") and on_this_host(spark)
 
 
 def _with_width(dataset: DataFrame, column: Column, shape: Sequence[int] | None) -> Column:

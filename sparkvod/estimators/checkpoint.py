@@ -10,13 +10,15 @@ import io
 import json
 import posixpath
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparkvod.errors import StoreError
 
 _VERSION = 1
+#: Names in fingerprints that only the sums of an epoch under way depend on.
+FREE_BETWEEN_EPOCHS = ("metrics",)
 
 
 @dataclass
@@ -30,7 +32,8 @@ class Checkpoint:
         history: the records of the epochs done.
         fingerprint: what the run depends on, by name; a run with another one does not go on from here.
         state: the framework's states, the same on all ranks: model, optimizer, scheduler.
-        ranks: each rank's own state: its random number generators and the sums of an epoch that is under way.
+        ranks: each rank's own state: its random number generators, and of an epoch that is under way the sums and
+            what else the ranks have each for itself.
     """
 
     epoch: int
@@ -118,22 +121,25 @@ def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def require_same(found: Mapping[str, Any], expected: Mapping[str, Any], run_id: str) -> None:
+def require_same(found: Mapping[str, Any], expected: Mapping[str, Any], run_id: str, step: int) -> None:
     """Refuses to go on with a run of something else.
 
     Args:
         found: the fingerprint of the run as it is now.
         expected: the one in the checkpoint.
         run_id: the run's name.
+        step: the checkpoint's step; 0, between epochs, leaves more free to change.
 
     Raises:
         ValueError: they differ; the message says in what.
     """
-    changed = differences(found, expected)
+    changed = differences(found, expected, () if step else FREE_BETWEEN_EPOCHS)
     if changed:
+        within = any(changed.get(name) for name in FREE_BETWEEN_EPOCHS)
+        hint = f" ({', '.join(FREE_BETWEEN_EPOCHS)} may change between epochs, not in step {step} of one)"
         raise ValueError(
-            f"run {run_id!r} has a checkpoint of another training: {'; '.join(changed)}. "
-            "The same data, model and Params were expected; pass them, or another run_id"
+            f"run {run_id!r} has a checkpoint of another training: {'; '.join(changed.values())}. "
+            f"The same data, model and Params were expected{hint if within else ''}; pass them, or another run_id"
         )
 
 
@@ -143,18 +149,19 @@ def _damaged(path: str, error: BaseException) -> StoreError:
     )
 
 
-def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """Returns, in words, where two fingerprints differ.
+def differences(found: Mapping[str, Any], expected: Mapping[str, Any], free: Collection[str] = ()) -> dict[str, str]:
+    """Returns, in words by name, where two fingerprints differ.
 
     Args:
         found: the one of the run as it is now.
         expected: the one in the checkpoint.
+        free: names that may differ.
     """
-    return [
-        f"{name} is {_shown(found.get(name))} and was {_shown(expected.get(name))}"
-        for name in sorted({*found, *expected})
+    return {
+        name: f"{name} is {_shown(found.get(name))} and was {_shown(expected.get(name))}"
+        for name in sorted({*found, *expected} - {*free})
         if found.get(name) != expected.get(name)
-    ]
+    }
 
 
 def _shown(value: Any) -> str:

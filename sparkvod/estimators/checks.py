@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from sparkvod.estimators.columns import numpy_dtype
+
 Check = Callable[[Any], Any]
 
 
@@ -100,7 +102,7 @@ def names_or_none(value: Any) -> list[str | None]:
     value = a_list(value)
     for name in value:
         if name is not None:
-            np.dtype(name)  # raises TypeError for an unknown one
+            numpy_dtype(name)  # raises TypeError for an unknown one
     return value
 
 

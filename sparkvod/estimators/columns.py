@@ -32,6 +32,15 @@ class ColumnLike(Protocol):
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Returns the NumPy dtype that holds numbers of the dtype ``name``: float32 for bfloat16, which NumPy lacks.
+
+    Raises:
+        TypeError: there is no such dtype.
+    """
+    return np.dtype("float32" if name == "bfloat16" else name)
+
+
 @dataclass(frozen=True)
 class Input:
     """One input of the model.
@@ -39,7 +48,7 @@ class Input:
     Attributes:
         columns: the columns that make it, side by side.
         tail: its shape without the rows.
-        dtype: name of its NumPy dtype.
+        dtype: name of its dtype: one of NumPy's, or bfloat16.
     """
 
     columns: tuple[str, ...]
@@ -49,15 +58,15 @@ class Input:
     @property
     def nbytes(self) -> int:
         """Bytes of a row."""
-        return math.prod(self.tail) * np.dtype(self.dtype).itemsize
+        return math.prod(self.tail) * numpy_dtype(self.dtype).itemsize
 
     def array(self, columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-        """Returns the input of ``rows`` rows, shape ``[rows, *tail]``, contiguous, from the columns' arrays."""
+        """Returns the input of ``rows`` rows, shape ``[rows, *tail]``, contiguous, in :func:`numpy_dtype`."""
         if len(self.columns) == 1:
-            array = columns[self.columns[0]].astype(self.dtype, copy=False)
+            array = columns[self.columns[0]].astype(numpy_dtype(self.dtype), copy=False)
             return np.ascontiguousarray(array).reshape(rows, *self.tail)
         parts = [part.reshape(rows, math.prod(part.shape[1:])) for part in (columns[name] for name in self.columns)]
-        array = np.empty((rows, sum(part.shape[1] for part in parts)), self.dtype)
+        array = np.empty((rows, sum(part.shape[1] for part in parts)), numpy_dtype(self.dtype))
         at = 0
         for part in parts:
             array[:, at : at + part.shape[1]] = part
@@ -72,7 +81,7 @@ class Label:
     Attributes:
         column: its column.
         tail: its shape without the rows; None: as the column is, or as the output is if that has as many numbers.
-        dtype: name of its NumPy dtype.
+        dtype: name of its dtype: one of NumPy's, or bfloat16.
     """
 
     column: str
@@ -82,11 +91,11 @@ class Label:
     @property
     def nbytes(self) -> int:
         """Bytes of a row, as far as the shape is known."""
-        return math.prod(self.tail or ()) * np.dtype(self.dtype).itemsize
+        return math.prod(self.tail or ()) * numpy_dtype(self.dtype).itemsize
 
     def array(self, columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-        """Returns the label of ``rows`` rows, contiguous."""
-        array = np.ascontiguousarray(columns[self.column].astype(self.dtype, copy=False))
+        """Returns the label of ``rows`` rows, contiguous, in :func:`numpy_dtype`."""
+        array = np.ascontiguousarray(columns[self.column].astype(numpy_dtype(self.dtype), copy=False))
         return array if self.tail is None else array.reshape(rows, *self.tail)
 
 
@@ -162,8 +171,17 @@ def label_tails(
 
 
 def weights(columns: Mapping[str, np.ndarray], name: str | None) -> np.ndarray | None:
-    """Returns the sample weights as float64 of shape ``[rows]``, or None where there is no such column."""
-    return None if name is None else columns[name].astype(np.float64, copy=False).reshape(-1)
+    """Returns the sample weights as float64 of shape ``[rows]``, or None where there is no such column.
+
+    Raises:
+        DataError: one is negative. (Data that we prepared have none; files written by others may.)
+    """
+    if name is None:
+        return None
+    found = columns[name].astype(np.float64, copy=False).reshape(-1)
+    if found.size and found.min() < 0:
+        raise DataError(f"a sample weight of {found.min():g} was found in column {name!r}, 0 or more was expected")
+    return found
 
 
 def as_dict(columns: Sequence[Any]) -> dict[str, dict[str, Any]]:

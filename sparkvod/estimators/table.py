@@ -173,7 +173,7 @@ ESTIMATOR: tuple[Entry, ...] = (
         "loss_constructors",
         None,
         checks.functions,
-        "functions that return the losses, called on each rank with model, optimizer and others by keyword",
+        "functions that return the losses, called on each rank with what they take of model, rank, size and task",
         ("torch", "lightning"),
     ),
     Entry(

@@ -30,6 +30,41 @@ _PROGRESS_SECONDS = 0.2
 _PREFETCH_BYTES = 16 << 20
 
 
+class _Speed:
+    """Rows, seconds and rows per second of an epoch.
+
+    The rate counts from the end of the first step: until then the reader fills, and what is compiled or allocated when
+    it is first used is. An epoch of one step has but that.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self._first = 0
+        self._began = self._from = self._until = time.perf_counter()
+
+    def add(self, rows: int) -> None:
+        """Counts a step's rows."""
+        self._until = time.perf_counter()
+        if not self.rows:
+            self._first, self._from = rows, self._until
+        self.rows += rows
+
+    def end(self) -> None:
+        """Takes the time that passed since the last step in as well."""
+        self._until = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the beginning."""
+        return self._until - self._began
+
+    @property
+    def rate(self) -> float:
+        """Rows per second."""
+        if self.rows == self._first:
+            return self.rows / max(self.seconds, 1e-9)
+        return (self.rows - self._first) / max(self._until - self._from, 1e-9)
+
+
 class Trainer:
     """Trains one rank's share.
 
@@ -50,8 +85,9 @@ class Trainer:
         self._moments = {"entered": time.time()}
         self._seed = task.seed
         self._rows = 0
-        self._stop = False
+        self._asked_to_stop = self._ends = False
         self._posted = 0.0
+        self._stand_in: dict[str, np.ndarray] | None = None
 
     @property
     def model(self) -> Any:
@@ -64,8 +100,8 @@ class Trainer:
         return self.adapter.optimizer
 
     def stop(self) -> None:
-        """Ends training, on all ranks, after the current epoch."""
-        self._stop = True
+        """Ends training on all ranks, whichever call it: after the current epoch, before the first in its beginning."""
+        self._asked_to_stop = True
 
     def run(self) -> TrainResult:
         """Trains from the beginning, or from the run's checkpoint, to the end."""
@@ -77,7 +113,8 @@ class Trainer:
         val_reader = self._open(task.data.val, task.val_batch_size, False) if task.data.val is not None else None
         with closing(train_reader):
             self._call("on_train_begin")
-            while epoch < task.epochs and not self._stop:
+            self._agree_to_end()
+            while epoch < task.epochs and not self._ends:
                 self._epoch(epoch, step, running, train_reader, val_reader)
                 epoch, step, running = epoch + 1, 0, np.zeros(adapter.sums_size)
                 self._save(epoch, 0, running)
@@ -99,13 +136,15 @@ class Trainer:
             self.adapter.seed(self._seed + self.rank)
             self.adapter.prepare()
             return 0, 0, np.zeros(self.adapter.sums_size)
-        require_same(self.task.fingerprint, checkpoint.fingerprint, self.task.run_id)
+        require_same(self.task.fingerprint, checkpoint.fingerprint, self.task.run_id, checkpoint.step)
         self._seed = checkpoint.seed
         self.history = checkpoint.history
         self.adapter.prepare()
         self.adapter.load_state(checkpoint.state)
-        random_state, running = cloudpickle.loads(checkpoint.ranks[self.rank])
-        self.adapter.set_random_state(random_state)
+        own_state, running = cloudpickle.loads(checkpoint.ranks[self.rank])
+        self.adapter.load_own_state(own_state)
+        if not checkpoint.step:  # of a new epoch, perhaps with other metrics
+            running = np.zeros(self.adapter.sums_size)
         if self.rank == 0:
             _LOG.warning(
                 "run %s goes on from its checkpoint: epoch %d, step %d",
@@ -126,7 +165,7 @@ class Trainer:
         path = path_of(self.task.store, self.task.run_id)
         if path is None:
             return
-        mine = cloudpickle.dumps((self.adapter.random_state(), running))
+        mine = cloudpickle.dumps((self.adapter.own_state(within=step > 0), running))
         ranks = objects.allgather_object(mine, "sparkvod.rank_states")
         if self.rank == 0:
             state = self.adapter.state()
@@ -138,30 +177,37 @@ class Trainer:
     def _epoch(self, epoch: int, start: int, running: np.ndarray, reader: Reader, val_reader: Reader | None) -> None:
         task, adapter = self.task, self.adapter
         self._call("on_epoch_begin", epoch)
-        began, rows = time.perf_counter(), 0
+        speed = _Speed()
         rate = adapter.learning_rate
         steps = task.train_steps_per_epoch or reader.steps
         with closing(self._ahead(reader, epoch, start, steps)) as batches:
             for step, (batch, normalisers) in enumerate(self._weighed(batches), start):
+                if not batch.rows and adapter.needs_rows:
+                    batch = Batch(self._one_row(), 0, batch.global_rows)
                 running = running + adapter.train(batch, normalisers, step, step + 1 == steps)
                 self._moments.setdefault("first_step", time.time())
                 self._rows += batch.rows
-                rows += batch.global_rows
-                self._progress(epoch, step + 1, steps, rows, began, running)
+                speed.add(batch.global_rows)
+                self._progress(epoch, step + 1, steps, speed, running)
                 self._call("on_batch_end", epoch, step)
                 if task.checkpoint_every and (step + 1) % task.checkpoint_every == 0 and step + 1 < steps:
                     self._save(epoch, step + 1, running)
-        seconds = max(time.perf_counter() - began, 1e-9)
+        speed.end()
         record: dict[str, Any] = {"epoch": epoch, "train": adapter.record(sums.across("sparkvod.train", running))}
+        adapter.share_buffers()
         if val_reader is not None:
             record["validation"] = self._validate(val_reader)
-        record |= {"rows": rows, "seconds": seconds, "rows_per_second": rows / seconds, "lr": rate}
+        record |= {"rows": speed.rows, "seconds": speed.seconds, "rows_per_second": speed.rate, "lr": rate}
         adapter.epoch_ended(record)
         self.history.append(record)
-        self._post(epoch, steps, steps, rows, rows / seconds, record["train"], record.get("validation"))
+        self._post(epoch, steps, steps, speed, record["train"], record.get("validation"))
         self._call("on_epoch_end", epoch, record)
-        if task.callbacks:
-            self._stop = bool(sums.across("sparkvod.stop", np.array([float(self._stop)]))[0])
+        self._agree_to_end()
+
+    def _agree_to_end(self) -> None:
+        """Ends training if a callback asked for it on any rank: a rank that left alone would be waited for."""
+        if self.task.callbacks:
+            self._ends = bool(sums.across("sparkvod.stop", np.array([float(self._asked_to_stop)]))[0])
 
     def _validate(self, reader: Reader) -> dict[str, Any]:
         running = np.zeros(self.adapter.sums_size)
@@ -220,6 +266,15 @@ class Trainer:
         }
         return Batch(columns, batch.rows, batch.global_rows)
 
+    def _one_row(self) -> dict[str, np.ndarray]:
+        """Returns the first row of the training data; the same on all ranks, and in a run that goes on."""
+        if self._stand_in is None:
+            task = self.task
+            reader = open_reader(task.reader, task.data.train, task.columns, 1, shuffle=False)
+            with closing(reader), closing(self._batches(reader, 0, 0, 1)) as batches:  # type: ignore[type-var]
+                self._stand_in = {name: array.copy() for name, array in next(batches).columns.items()}
+        return self._stand_in
+
     def _weighed(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
         """Yields batches with the sums of the ranks' normalisers; those of the next batch are under way meanwhile."""
         labels = len(self.task.labels)
@@ -242,20 +297,19 @@ class Trainer:
         for callback in self.task.callbacks:
             getattr(callback, hook)(self, *args)
 
-    def _progress(self, epoch: int, step: int, steps: int, rows: int, began: float, running: np.ndarray) -> None:
+    def _progress(self, epoch: int, step: int, steps: int, speed: _Speed, running: np.ndarray) -> None:
         """Tells the driver now and then; the end of an epoch is told with its validation."""
         now = time.perf_counter()
         if self.rank == 0 and step < steps and now - self._posted >= _PROGRESS_SECONDS:
             self._posted = now
-            self._post(epoch, step, steps, rows, rows / max(now - began, 1e-9), self.adapter.record(running), None)
+            self._post(epoch, step, steps, speed, self.adapter.record(running), None)
 
     def _post(
         self,
         epoch: int,
         step: int,
         steps: int,
-        rows: int,
-        rate: float,
+        speed: _Speed,
         train: dict[str, Any],
         validation: dict[str, Any] | None,
     ) -> None:
@@ -266,8 +320,8 @@ class Trainer:
                 epochs=self.task.epochs,
                 step=step,
                 steps=steps,
-                rows=rows,
-                rows_per_second=rate,
+                rows=speed.rows,
+                rows_per_second=speed.rate,
                 loss=train["loss"],
                 val_loss=validation["loss"] if validation else None,
             )

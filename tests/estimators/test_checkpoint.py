@@ -45,6 +45,15 @@ def test_the_header_is_read_alone(tmp_path):
 
 
 def test_differences_are_named():
-    checkpoint.require_same({"a": 1}, {"a": 1}, "run")
-    with pytest.raises(ValueError, match=r"run 'run' .*a is 1 and was 2; b is None and was 'x'"):
-        checkpoint.require_same({"a": 1}, {"a": 2, "b": "x"}, "run")
+    checkpoint.require_same({"a": 1}, {"a": 1}, "run", step=3)
+    with pytest.raises(ValueError, match=r"run 'run' .*a is 1 and was 2; b is None and was 'x'\. .* expected; pass"):
+        checkpoint.require_same({"a": 1}, {"a": 2, "b": "x"}, "run", step=3)
+
+
+def test_metrics_may_change_between_epochs_only():
+    now, before = {"a": 1, "metrics": ["f"]}, {"a": 1, "metrics": []}
+    checkpoint.require_same(now, before, "run", step=0)
+    with pytest.raises(
+        ValueError, match=r"metrics is \['f'\] and was \[\]\. .*may change between epochs, not in step 3"
+    ):
+        checkpoint.require_same(now, before, "run", step=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import pickle
@@ -17,8 +18,8 @@ import sparkvod.torch as hvd
 from sparkvod import log
 from sparkvod.estimators import columns
 from sparkvod.estimators.adapter import Adapter
-from sparkvod.estimators.torch import model_io, packing
-from sparkvod.estimators.torch.losses import Loss, terms_for
+from sparkvod.estimators.torch import checking, model_io, packing
+from sparkvod.estimators.torch.losses import Loss, LossTerm, terms_for
 
 if TYPE_CHECKING:
     from sparkvod.data import Batch
@@ -66,11 +67,15 @@ class TorchAdapter(Adapter):
             _LOG.warning("a GPU was found, and training is on the CPU: this version's estimators use no GPUs")
         self._model = packing.load_model(self._parts["model"])
         self._batch_norms = [m for m in self._model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
+        state = self._model.state_dict()
+        self._buffer_names = [name for name, _ in self._model.named_buffers() if name in state]
+        hvd.broadcast_parameters(state, root_rank=0)
         labels = len(self.task.labels)
         constructors = self._part("loss_constructors")
         loss = self._part("loss") if constructors is None else self._construct(constructors)
         terms = terms_for(loss, labels)
+        if constructors is not None:
+            self._plan_labels(terms)
         self._loss = Loss(terms, self._part("loss_weights") or [1.0 / labels] * labels)
         self._metrics = [
             list(group) if isinstance(group, (list, tuple)) else [group] * labels for group in self._part("metrics")
@@ -85,6 +90,19 @@ class TorchAdapter(Adapter):
             takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
             losses.append(constructor(**{k: v for k, v in known.items() if takes_all or k in parameters}))
         return losses if len(losses) > 1 else losses * len(self.task.labels)
+
+    def _plan_labels(self, terms: list[LossTerm]) -> None:
+        """Tries model and losses as the driver does, which could not: the losses were made only now."""
+        task = self.task
+        _, labels = checking.output_tails(
+            packing.load_model(self._parts["model"]),
+            task.inputs,
+            [task.data.column(label.column) for label in task.labels],
+            terms,
+            [label.tail for label in task.labels],
+            task.weight_column is not None,
+        )
+        self.task = dataclasses.replace(task, labels=labels)
 
     def seed(self, seed: int) -> None:
         """Seeds Python, NumPy and PyTorch."""
@@ -138,26 +156,36 @@ class TorchAdapter(Adapter):
         weights = columns.weights(batch.columns, self.task.weight_column)
         return None if weights is None else model_io.tensor(weights)
 
+    @property
+    def needs_rows(self) -> bool:
+        """Whether there is a ``train_minibatch_fn``."""
+        return self._minibatch is not None
+
     def train(self, batch: Batch, normalisers: np.ndarray, step: int, last: bool) -> np.ndarray:
-        """Takes one step; a rank without rows sends no gradient of its own and takes the others'."""
+        """Takes one step.
+
+        In the built-in step a rank without rows sends no gradient of its own and takes the others'. A step of the
+        user's runs on all ranks alike, since what it does to gradients and parameters must be done on each.
+        """
+        if self._minibatch is not None:
+            return self._backward(batch, normalisers, step)
         passes = self.task.backward_passes_per_step
-        if not batch.rows or self._minibatch is None:
-            if step % passes == 0:
-                self._optimizer.zero_grad()
-            sums = self._backward(batch, normalisers) if batch.rows else np.zeros(self.sums_size)
-            if last or (step + 1) % passes == 0:
-                self._optimizer.step()
-            return sums
-        return self._backward(batch, normalisers, step)
+        if step % passes == 0:
+            self._optimizer.zero_grad()
+        sums = self._backward(batch, normalisers) if batch.rows else np.zeros(self.sums_size)
+        if last or (step + 1) % passes == 0:
+            self._optimizer.step()
+        return sums
 
     def _backward(self, batch: Batch, normalisers: np.ndarray, step: int | None = None) -> np.ndarray:
         """Goes forward and backward; with ``step``, the user's own function does, and the optimizer's step as well."""
         self._loss.normalisers, self._loss.share = normalisers.tolist(), batch.rows / batch.global_rows
+        self._loss.counts = batch.rows > 0
         inputs, labels, weights = self._tensors(batch)
         if not self._model.training or self._frozen:
             self._model.train()
         # A batch of one has no statistics to normalise by, and which rank gets one is nobody's choice.
-        self._frozen = batch.rows == 1 and bool(self._batch_norms)
+        self._frozen = batch.rows <= 1 and bool(self._batch_norms)
         for module in self._batch_norms if self._frozen else ():
             module.eval()
         if step is None:
@@ -176,12 +204,15 @@ class TorchAdapter(Adapter):
                 self.task.backward_passes_per_step,
                 step,
             )
+            if not batch.rows:
+                return np.zeros(self.sums_size)
             found, labels = self._transform_outputs(result, labels)
         return self._sums(found, labels, weights)
 
     def _tensors(self, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
-        inputs = model_io.inputs(self.task.inputs, batch.columns, batch.rows)
-        return inputs, model_io.labels(self.task.labels, batch.columns, batch.rows), self._weights(batch)
+        rows = batch.rows or 1  # or a row that stands in for none
+        inputs = model_io.inputs(self.task.inputs, batch.columns, rows)
+        return inputs, model_io.labels(self.task.labels, batch.columns, rows), self._weights(batch)
 
     def _transform_outputs(self, result: Any, labels: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         found = model_io.outputs(result)
@@ -190,6 +221,7 @@ class TorchAdapter(Adapter):
     def evaluate(self, batch: Batch) -> np.ndarray:
         """Returns the batch's sums, by the model in evaluation mode."""
         self._model.eval()
+        self._loss.counts = True
         with torch.no_grad():
             inputs, labels, weights = self._tensors(batch)
             found, labels = self._transform_outputs(self._model(*inputs), labels)
@@ -259,13 +291,28 @@ class TorchAdapter(Adapter):
         if self._scheduler is not None and "scheduler" in state:
             self._scheduler.load_state_dict(packing.load_state(state["scheduler"]))
 
-    def random_state(self) -> bytes:
-        """Returns the states of Python's, NumPy's and PyTorch's generators."""
-        return pickle.dumps((random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()))
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        buffers = dict(self._model.named_buffers())
+        return {name: buffers[name] for name in self._buffer_names}
 
-    def set_random_state(self, state: bytes) -> None:
-        """Takes what :meth:`random_state` returned."""
-        python, numpy, own = pickle.loads(state)
+    def share_buffers(self) -> None:
+        """Gives all ranks rank 0's buffers, such as the running statistics of batch normalisation."""
+        if hvd.size() > 1 and self._buffer_names:
+            hvd.broadcast_parameters(self._buffers(), root_rank=0)
+
+    def own_state(self, within: bool) -> bytes:
+        """Returns the states of Python's, NumPy's and PyTorch's generators, and buffers that are not rank 0's."""
+        buffers = self._buffers() if within and hvd.rank() > 0 else {}
+        generators = (random.getstate(), np.random.get_state(), torch.get_rng_state().numpy())
+        return pickle.dumps((generators, packing.dump_state(buffers)))
+
+    def load_own_state(self, state: bytes) -> None:
+        """Takes what :meth:`own_state` returned."""
+        (python, numpy, own), buffers = pickle.loads(state)
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(torch.from_numpy(own))
+        mine = self._buffers()
+        with torch.no_grad():
+            for name, value in packing.load_state(buffers).items():
+                mine[name].copy_(value)

@@ -11,18 +11,19 @@ import torch
 from torch import nn
 
 from sparkvod.errors import DataError
-from sparkvod.estimators.columns import ColumnLike, Input, Label
+from sparkvod.estimators.columns import ColumnLike, Input, Label, numpy_dtype
 from sparkvod.estimators.torch import model_io
 from sparkvod.estimators.torch.losses import LossTerm
 
 #: Prime, so that it is no dimension of anybody's data by chance.
 _ROWS = 3
+_FOR_ONE = " (for two classes and one output per row, BCEWithLogitsLoss is the loss)"
 
 
 def default_dtype(model: nn.Module) -> str:
-    """Returns the NumPy dtype of the model's floating-point parameters, float32 if it has none that NumPy knows."""
+    """Returns the dtype of the model's first floating-point parameter, float32 if it has none."""
     for parameter in model.parameters():
-        if parameter.dtype in (torch.float32, torch.float64, torch.float16):
+        if parameter.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             return str(parameter.dtype).removeprefix("torch.")
     return "float32"
 
@@ -79,7 +80,7 @@ def output_tails(
 
 
 def _forward(model: nn.Module, inputs: Sequence[Input]) -> list[torch.Tensor]:
-    arrays = [torch.from_numpy(np.zeros((_ROWS, *item.tail), item.dtype)) for item in inputs]
+    arrays = [model_io.tensor(np.zeros((_ROWS, *i.tail), numpy_dtype(i.dtype)), i.dtype) for i in inputs]
     shapes = ", ".join(
         f"[rows, {', '.join(map(str, i.tail))}] {i.dtype}" if i.tail else f"[rows] {i.dtype}" for i in inputs
     )
@@ -107,7 +108,10 @@ def _label(
         raise _unfit(column, output, shape, term, "as many numbers in both were expected")
     wants_classes = term.takes_classes and (not same or output.ndim == 1)
     if wants_classes and output.ndim < 2:
-        raise _unfit(column, output, shape, term, "one output per class was expected")
+        raise _unfit(column, output, shape, term, f"one output per class was expected{_FOR_ONE}")
+    if term.takes_classes and output.shape[1:2] == (1,):
+        # As class probabilities of a single class this would pass, and the loss would be 0 whatever the model says.
+        raise _unfit(column, output, shape, term, f"one output per class, two at least, was expected{_FOR_ONE}")
     if wants_classes:
         kinds = ["int64"]
     elif term.takes_classes or term.pairs or np.dtype(column.dtype).kind not in "iu":

@@ -133,7 +133,8 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
                 }
         for name in ("loss", "loss_constructors", "lr_scheduler", "train_minibatch_fn", "gradient_compression"):
             value = self.value(name)
-            found[name] = [_named(item) for item in value] if isinstance(value, list) else _named(value)
+            found[name] = _names(value)
+        found["metrics"] = _names(self.value("metrics"))
         return found
 
     def _dump(self, name: str, value: Any) -> bytes:
@@ -178,6 +179,10 @@ def _is_function(optimizer: Any) -> bool:
     import torch
 
     return not isinstance(optimizer, torch.optim.Optimizer)
+
+
+def _names(value: Any) -> Any:
+    return [_names(item) for item in value] if isinstance(value, (list, tuple)) else _named(value)
 
 
 def _named(value: Any) -> str | None:

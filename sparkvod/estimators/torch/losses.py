@@ -15,6 +15,10 @@ from torch.nn import functional as F
 #: Losses whose label is the index of a class, unless it has the output's shape.
 _CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss, F.multi_margin_loss)
+#: Those whose mean is weighted by class, and leaves out one value of the label: -100 unless told otherwise.
+_WEIGHTED_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_WEIGHTED_FUNCTIONS = (F.cross_entropy, F.nll_loss)
+_IGNORED = -100
 #: Losses that compare number by number: output and label must have one shape, broadcasting would be a mistake.
 _PAIRED_MODULES = (
     nn.MSELoss,
@@ -51,23 +55,23 @@ class LossTerm:
 
     def __init__(self, loss: Callable[..., Any]) -> None:
         self.loss = loss
-        self.reduction: str = getattr(loss, "reduction", "mean")
+        self.reduction = _reduction(loss)
         self._per_element = _without_reduction(loss)
-        inner = loss.func if isinstance(loss, functools.partial) else loss
+        inner: Any = loss.func if isinstance(loss, functools.partial) else loss
         self.takes_classes = isinstance(inner, _CLASS_MODULES) or inner in _CLASS_FUNCTIONS
         self.pairs = isinstance(inner, _PAIRED_MODULES) or inner in _PAIRED_FUNCTIONS
-        # The means of these two are weighted by class, and leave out the ignored one.
-        is_weighted = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and self.reduction == "mean"
-        module: Any = loss
-        self._class_weights: torch.Tensor | None = module.weight if is_weighted else None
+        is_weighted = isinstance(inner, _WEIGHTED_MODULES) or inner in _WEIGHTED_FUNCTIONS
+        self._class_weights: torch.Tensor | None = None
         self._ignored: int | None = None
-        if is_weighted and module.ignore_index != -100:
-            self._ignored = int(module.ignore_index)
+        if is_weighted and self.reduction == "mean":
+            given = loss.keywords if isinstance(loss, functools.partial) else {}
+            self._class_weights = given.get("weight", getattr(inner, "weight", None))
+            self._ignored = int(given.get("ignore_index", getattr(inner, "ignore_index", _IGNORED)))
 
     @property
     def normalises_by_rows(self) -> bool:
         """Whether, without sample weights, the mean's denominator is the number of rows."""
-        return self._class_weights is None and self._ignored is None
+        return self._ignored is None
 
     @property
     def divides(self) -> bool:
@@ -90,12 +94,12 @@ class LossTerm:
     def total(self, output: torch.Tensor, label: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         """Returns the differentiable sum over this rank's rows of the rows' weights times their losses."""
         if weights is None and self.normalises_by_rows:
-            value = self.loss(output, label)
+            value = _wide(self.loss(output, label))
             if self.reduction == "sum":
                 return value
             return value * label.shape[0] if value.ndim == 0 else _by_row(value).sum()
         assert self._per_element is not None
-        elements = self._per_element(output, label)
+        elements = _wide(self._per_element(output, label))
         if not self.normalises_by_rows and not label.is_floating_point():
             rows = elements.reshape(elements.shape[0], -1).sum(1)  # class weights are in the elements already
         elif self.reduction in ("sum", "batchmean"):
@@ -105,10 +109,27 @@ class LossTerm:
         return rows.sum() if weights is None else (rows * weights.to(rows.dtype)).sum()
 
     def _class_factors(self, label: torch.Tensor) -> torch.Tensor:
-        valid = torch.ones_like(label, dtype=torch.bool) if self._ignored is None else label != self._ignored
+        valid = torch.ne(label, _IGNORED if self._ignored is None else self._ignored)
         if self._class_weights is None:
             return valid.double()
         return torch.where(valid, self._class_weights[label.clamp(min=0) * valid].double(), 0.0)
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    """Returns half precision as float32: a sum over rows would soon be out of its range, or its digits."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _reduction(loss: Callable[..., Any]) -> str:
+    """Returns how a loss makes one number of many: a module's attribute, or what a function's keyword is by default."""
+    found = getattr(loss, "reduction", None)
+    if found is None and not isinstance(loss, nn.Module):
+        try:
+            parameter = inspect.signature(loss).parameters.get("reduction")
+        except (TypeError, ValueError):
+            parameter = None
+        found = parameter.default if parameter is not None else None
+    return found if isinstance(found, str) else "mean"
 
 
 def _by_row(values: torch.Tensor) -> torch.Tensor:
@@ -136,6 +157,8 @@ class Loss:
     of the whole batch's loss. After a call, ``sums`` holds the terms' sums over this rank's rows.
 
     Attributes:
+        counts: False where a row only stands in for none, on a rank that has no rows in this step: the share is then
+            0, and its gradient is 0 in all parameters that the outputs depend on.
         share: this rank's rows over the rows of all ranks in this step: what a term that a user's own
             ``train_minibatch_fn`` adds must be multiplied by.
 
@@ -145,7 +168,7 @@ class Loss:
     """
 
     def __init__(self, terms: Sequence[LossTerm], weights: Sequence[float]) -> None:
-        self.share = 1.0
+        self.share, self.counts = 1.0, True
         self.terms, self.weights = list(terms), list(weights)
         self.normalisers: Sequence[float] = [1.0] * len(self.terms)
         self.sums: list[float] = [0.0] * len(self.terms)
@@ -158,6 +181,9 @@ class Loss:
     ) -> torch.Tensor:
         """Returns ``sum_j weight_j * (sum of this rank's rows)_j / normaliser_j``."""
         value: Any = 0.0
+        if not self.counts:
+            self.sums = [0.0] * len(self.terms)
+            return sum(((output * 0).sum() for output in outputs), value)
         for j, (term, output, label) in enumerate(zip(self.terms, outputs, labels, strict=True)):
             total = term.total(output, label, sample_weights)
             self.sums[j] = float(total.detach())

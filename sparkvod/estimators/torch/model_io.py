@@ -12,19 +12,26 @@ from sparkvod.estimators.columns import Input, Label
 from sparkvod.estimators.torch.losses import LossTerm
 
 
-def tensor(array: np.ndarray) -> torch.Tensor:
-    """Returns a tensor over the array's memory, over a copy where the array is read-only."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+def tensor(array: np.ndarray, dtype: str | None = None) -> torch.Tensor:
+    """Returns a tensor over the array's memory; a copy where the array is read-only, or ``dtype`` is bfloat16."""
+    made = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return made.bfloat16() if dtype == "bfloat16" else made
 
 
 def inputs(plan: Sequence[Input], columns: Mapping[str, np.ndarray], rows: int) -> list[torch.Tensor]:
     """Returns the model's inputs."""
-    return [tensor(item.array(columns, rows)) for item in plan]
+    return [tensor(item.array(columns, rows), item.dtype) for item in plan]
+
+
+def array(output: torch.Tensor) -> np.ndarray:
+    """Returns an output as an array, bfloat16, which NumPy lacks, as float32."""
+    made: np.ndarray = (output.float() if output.dtype == torch.bfloat16 else output).numpy()
+    return made
 
 
 def labels(plan: Sequence[Label], columns: Mapping[str, np.ndarray], rows: int) -> list[torch.Tensor]:
     """Returns the labels."""
-    return [tensor(item.array(columns, rows)) for item in plan]
+    return [tensor(item.array(columns, rows), item.dtype) for item in plan]
 
 
 def outputs(result: Any) -> list[torch.Tensor]:

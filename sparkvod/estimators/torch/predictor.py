@@ -22,6 +22,6 @@ class TorchPredictor(Predictor):
         def predict(columns: Mapping[str, np.ndarray], rows: int) -> Sequence[np.ndarray]:
             with torch.no_grad():
                 found = model_io.outputs(model(*model_io.inputs(self.inputs, columns, rows)))
-            return [output.numpy() for output in found]
+            return [model_io.array(output) for output in found]
 
         return predict

@@ -177,7 +177,7 @@ def test_a_store_that_cannot_be_written(df: Any, tmp_path: Path) -> None:
 def test_no_store_on_a_cluster(df: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sparkvod.estimators import base
 
-    monkeypatch.setattr(base, "_is_on_this_host", lambda spark: False)
+    monkeypatch.setattr(base, "on_this_host", lambda spark: False)
     with pytest.raises(ValueError, match=r"no store was found.* pass store=Store.create"):
         make().fit(df)
 

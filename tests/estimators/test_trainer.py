@@ -1,0 +1,63 @@
+"""The training loop that all frameworks share, seen through the PyTorch estimator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkvod.estimators import Callback, TorchEstimator, trainer
+from tests.estimators.backends import Here, write
+
+torch = pytest.importorskip("torch", reason="the estimator here is PyTorch's")
+
+
+class Stop(Callback):
+    """Calls ``stop()`` in one hook of one rank."""
+
+    def __init__(self, hook: str, rank: int = 1) -> None:
+        self.hook, self.rank = hook, rank
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("on_") and name == object.__getattribute__(self, "hook"):
+            return lambda trainer, *args: trainer.stop() if trainer.rank == self.rank else None
+        return object.__getattribute__(self, name)
+
+
+def make(tmp_path: Path, **params: Any) -> TorchEstimator:
+    store = write(tmp_path / "store", row_group_size=8, x=np.ones((64, 2), "float32"), y=np.ones(64))
+    model = torch.nn.Linear(2, 1)
+    defaults = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loss": torch.nn.MSELoss()}
+    columns = {"feature_cols": ["x"], "label_cols": ["y"]}
+    return TorchEstimator(**{**defaults, **columns, "store": store, "verbose": 0, "batch_size": 8, **params})
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("hook", "epochs"),
+    [("on_train_begin", 0), ("on_epoch_begin", 1), ("on_batch_end", 1), ("on_epoch_end", 1), ("on_train_end", 3)],
+)
+def test_one_rank_may_end_training_on_all(spark: Any, tmp_path: Path, hook: str, epochs: int) -> None:
+    found = make(tmp_path, num_proc=2, epochs=3, callbacks=[Stop(hook)]).fit_on_parquet()
+    assert [record["epoch"] for record in found.getHistory()] == list(range(epochs))
+
+
+def test_the_rate_leaves_the_first_step_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 10.0, 11.0, 12.0, 13.0])
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(now))
+    speed = trainer._Speed()
+    speed.add(100)
+    assert (speed.rows, speed.rate) == (100, 10.0)
+    speed.add(100)
+    assert speed.rate == 100.0
+    speed.add(100)
+    assert speed.rate == 100.0
+    speed.end()
+    assert (speed.rows, speed.seconds, speed.rate) == (300, 13.0, pytest.approx(200 / 3))
+
+
+def test_an_epoch_of_one_step_has_a_rate(tmp_path: Path) -> None:
+    (record,) = make(tmp_path, backend=Here(), batch_size=64).fit_on_parquet().getHistory()
+    assert record["rows_per_second"] == pytest.approx(record["rows"] / record["seconds"])
