@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ OUT, TARGET = torch.randn(ROWS, 3), torch.randn(ROWS, 3)
 CLASSES = torch.randint(0, 3, (ROWS,))
 WEIGHTS = torch.rand(ROWS, dtype=torch.float64)
 FACTORS = torch.tensor([0.5, 1.0, 4.0])
+SOME = torch.where(torch.arange(ROWS) % 3 == 0, -100, CLASSES)
 
 CASES = [
     (nn.MSELoss(), TARGET),
@@ -29,6 +31,13 @@ CASES = [
     (nn.CrossEntropyLoss(weight=FACTORS), torch.softmax(TARGET, 1)),
     (nn.CrossEntropyLoss(ignore_index=0), CLASSES),
     (nn.NLLLoss(weight=FACTORS), CLASSES),
+    (nn.CrossEntropyLoss(), SOME),
+    (nn.CrossEntropyLoss(weight=FACTORS, label_smoothing=0.1), SOME),
+    (nn.NLLLoss(), SOME),
+    (F.cross_entropy, SOME),
+    (functools.partial(F.cross_entropy, weight=FACTORS, ignore_index=1), CLASSES),
+    (functools.partial(F.nll_loss, weight=FACTORS), SOME),
+    (functools.partial(F.kl_div, reduction="batchmean"), torch.rand(ROWS, 3)),
     (F.l1_loss, TARGET),
     (functools.partial(F.huber_loss, delta=2.0), TARGET),
     (lambda o, t: ((o - t) ** 2).mean(), TARGET),
@@ -50,7 +59,7 @@ def test_parts_add_up_to_the_mean(number: int, cuts: list[int]) -> None:
     assert total / normaliser == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(len(CASES) - 2))
 def test_weights_of_whole_numbers_are_repeated_rows(number: int) -> None:
     loss, target = CASES[number]
     term = LossTerm(loss)
@@ -61,6 +70,39 @@ def test_weights_of_whole_numbers_are_repeated_rows(number: int) -> None:
     weights = counts.double()
     found = float(term.total(OUT, target, weights)) / term.normaliser(target, weights)
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(reduction="sum"), functools.partial(F.mse_loss, reduction="sum")])
+def test_a_sum_is_not_taken_for_a_mean(loss: Any) -> None:
+    term = LossTerm(loss)
+    assert not term.divides
+    assert float(term.total(OUT, TARGET, None)) == pytest.approx(float(loss(OUT, TARGET)))
+    assert not LossTerm(lambda o, t, reduction="sum": F.mse_loss(o, t, reduction=reduction)).divides
+
+
+def test_rows_without_any_label_have_neither_loss_nor_gradient() -> None:
+    term, leaf = LossTerm(nn.CrossEntropyLoss()), OUT.clone().requires_grad_()
+    nothing = torch.full((ROWS,), -100)
+    assert term.normaliser(nothing, None) == 0
+    total = term.total(leaf, nothing, None)
+    total.backward()
+    assert (float(total.detach()), float(leaf.grad.abs().sum())) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_over_rows_keep_their_digits_in_half_precision(dtype: Any) -> None:
+    output, target = torch.full((5000, 1), 4, dtype=dtype), torch.zeros(5000, 1, dtype=dtype)
+    for weights in (None, torch.ones(5000, dtype=torch.float64)):
+        assert float(LossTerm(nn.MSELoss()).total(output, target, weights)) == 80000
+
+
+def test_a_row_that_stands_in_for_none_gives_zeros_where_gradients_would_be() -> None:
+    loss, leaf = Loss(terms_for(nn.MSELoss(), 1), [1.0]), OUT.clone().requires_grad_()
+    loss.counts = False
+    value = loss([leaf], [TARGET])
+    value.backward()
+    assert (float(value.detach()), loss.sums) == (0, [0.0])
+    assert torch.equal(leaf.grad, torch.zeros_like(OUT))
 
 
 def test_a_loss_of_a_batch_takes_no_weights() -> None:
