@@ -2,7 +2,7 @@
 
 from sparkvod.data.dataset import Dataset, PreparedData, RowGroup, open_prepared
 from sparkvod.data.loader import prefetch
-from sparkvod.data.preparation import prepare, release
+from sparkvod.data.preparation import clean, prepare, release
 from sparkvod.data.readers.reader import Batch, Reader, open_reader
 from sparkvod.data.schema import Column
 from sparkvod.data.store import FilesystemStore, LocalStore, RemoteStore, Store
@@ -18,6 +18,7 @@ __all__ = [
     "RemoteStore",
     "RowGroup",
     "Store",
+    "clean",
     "open_prepared",
     "open_reader",
     "prefetch",

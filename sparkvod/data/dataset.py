@@ -19,13 +19,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from sparkvod import log
+from sparkvod.data.claims import CLAIM
 from sparkvod.data.schema import Column, from_arrow, row_nbytes, unconvertible
 from sparkvod.data.store import FilesystemStore, is_data_file
 from sparkvod.errors import DataError
 
 VERSION = 1
-CLAIM = "_claim"
-"""Name of the file that says that somebody prepares, or has prepared, data in this directory."""
 _log = log.get("data")
 
 

@@ -3,9 +3,10 @@
 A preparation may be used again only when evaluating the DataFrame now would give the rows that it gave then. The proof
 has four parts, and where one cannot be had there is no proof and the data are prepared again:
 
-* the plan consists of operators and functions known to be deterministic, over files, literals and ranges (no UDFs, no
-  random numbers, no clocks, no RDDs, no databases);
-* Spark says that both plans mean the same (``sameSemantics``), within one driver;
+* the plan consists of operators and functions known to be deterministic (``plans``), over files, literals, local data
+  and ranges: no random numbers, no clocks, no RDDs, no databases, and no UDFs but those of Spark ML's transformers of
+  features (``udfs``);
+* Spark says that both plans mean the same, within one driver, and their columns have the same names;
 * Spark's configuration is the same;
 * the source files have the names, sizes and modification times (or entity tags) that they had before *and* after the
   earlier evaluation, and none was so young that a later change could have the same time.
@@ -24,33 +25,12 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from sparkvod import log
+from sparkvod.data import plans, udfs
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", text))
-
-
-_OPERATORS = _words(
-    """
-    Aggregate Distinct Filter Join LocalRelation Project Range Relation Repartition RepartitionByExpression
-    ResolvedHint Sort SubqueryAlias Union View
-    """
-)
-_FUNCTIONS = _words(
-    """
-    abs acos array asin atan atan2 avg bround cast cbrt ceil ceiling char char_length coalesce concat concat_ws
-    contains cos cosh count date_add date_format date_sub date_trunc datediff day dayofmonth dayofweek dayofyear
-    decimal element_at endswith exp expm1 floor from_unixtime get gettimestamp greatest hash hour hypot if
-    ifnull in isnan isnotnull isnull knownnotnull least length ln log log10 log1p log2 lower ltrim make_date
-    make_timestamp max md5 min minute month named_struct nanvl not nullif nvl pmod pow power quarter radians
-    regexp_extract regexp_replace replace rint round rtrim second sha1 sha2 sign signum sin sinh size split sqrt
-    startswith stddev stddev_pop stddev_samp struct substr substring sum tan tanh to_date to_timestamp
-    to_unix_timestamp trim trunc try_add try_cast try_divide upper var_pop var_samp varchar variance weekday
-    weekofyear xxhash64 year
-    """
-)
 _FIELDS = "spark.sql.debug.maxToStringFields"
 _MAX_FILES = 10_000
+_LOCAL_BYTES = 64 << 20
+"""Local data up to which a DataFrame is kept, so that a later one over equal data can be compared to it."""
 # A change within the clock's tick of the file system leaves the time as it was.
 _TICK_LOCAL, _TICK_REMOTE = 0.05, 2.5
 
@@ -62,29 +42,41 @@ class Proof:
     """What identifies the rows that a DataFrame gives.
 
     Attributes:
-        frame: gives the DataFrame, or None when it is gone (one over local data is not kept alive).
+        frame: gives the DataFrame, or None when it is gone (one over much local data is not kept alive).
+        names: the names of its columns, which Spark's comparison of plans ignores.
         files: source file -> (size, time or tag).
         conf: Spark's configuration.
+        plan: the normalised plan, None in Spark Connect or while ``frame`` may vanish.
     """
 
     frame: Callable[[], Any]
+    names: tuple[str, ...]
     files: dict[str, tuple[Any, ...]]
     conf: dict[str, str]
+    plan: udfs.Normalised | None
 
-    def equals(self, other: Proof) -> bool:
-        """Tells whether both DataFrames give the same rows."""
-        if self.files != other.files or self.conf != other.conf:
-            return False
+    def difference(self, other: Proof) -> str | None:
+        """Returns why other rows may come from the other DataFrame, None when both give the same."""
+        if self.names != other.names:
+            return "its columns have other names"
+        if self.conf != other.conf:
+            keys = sorted(key for key in {*self.conf, *other.conf} if self.conf.get(key) != other.conf.get(key))
+            return f"Spark's configuration has changed ({', '.join(keys[:3])})"
+        if self.files != other.files:
+            return "the source files are others or have changed"
         mine, theirs = self.frame(), other.frame()
         if mine is None or theirs is None:
-            return False
+            return "the DataFrame of local data is gone, to which it would have to be compared"
         if mine is theirs:
-            return True
+            return None
         try:
-            return bool(mine.sameSemantics(theirs))
+            if self.plan is not None and other.plan is not None:
+                same = self.plan.equals(other.plan)
+            else:
+                same = bool(mine.sameSemantics(theirs))
         except Exception as error:  # another session, or one that was stopped: Spark has no common class for these
-            _log.debug("the plans cannot be compared: %s", error)
-            return False
+            return f"the plans cannot be compared ({str(error)[:200]})"
+        return None if same else "the plans differ"
 
     def still_holds(self) -> bool:
         """Tells whether the source files are what they were when the proof was made."""
@@ -92,7 +84,7 @@ class Proof:
 
 
 def prove(df: Any) -> Proof | None:
-    """Returns what identifies the rows of a DataFrame, None when nothing can.
+    """Returns what identifies the rows of a DataFrame, None when nothing can; the log says why, at level info.
 
     Args:
         df: a DataFrame, classic or of Spark Connect. No job is run.
@@ -101,22 +93,28 @@ def prove(df: Any) -> Proof | None:
         conf = dict(df.sparkSession.conf.getAll)
         conf.pop(_FIELDS, None)
         plan, rest = _plans(df)
+        normalised = udfs.normalise(df)
         # What is cached may be older than the files, and need not stay cached.
-        reason = "it reads cached data" if "InMemory" in rest else why_not(plan)
-        sources = sorted(df.inputFiles())
-    except Exception as error:  # whatever an old or restricted session cannot do: then there is no proof
-        _log.debug("the identity of the DataFrame cannot be established: %s", error)
-        return None
-    if reason is None and "Relation [" in plan.replace("LocalRelation [", "") and not sources:
-        reason = "its source files are not known"
-    files = _stat(sources) if reason is None else None
-    if files is None:
-        _log.debug(
-            "the identity of the DataFrame cannot be established: %s", reason or "a source file cannot be inspected"
+        reason = (
+            "it reads cached data"
+            if "InMemory" in rest
+            else plans.why_not(plan, None if normalised is None else normalised.names)
         )
+        files = _files(df, plan) if reason is None else {}
+    except (udfs.UnknownFunctionError, _UnknownFilesError) as error:
+        reason = f"{error} is in its plan" if isinstance(error, udfs.UnknownFunctionError) else str(error)
+    except Exception as error:  # whatever an old or restricted session cannot do: then there is no proof
+        reason = f"its plan cannot be inspected ({str(error)[:200]})"
+    if reason is not None:
+        _log.info("the prepared data will not be used again, the identity of the DataFrame is not known: %s", reason)
         return None
-    local = "LocalRelation" in plan
-    return Proof(weakref.ref(df) if local else (lambda: df), files, conf)
+    vanishes = plans.has_local_data(plan) and (normalised is None or not _keeps(normalised.plan))
+    frame = weakref.ref(df) if vanishes else (lambda: df)
+    return Proof(frame, tuple(df.columns), files, conf, None if vanishes else normalised)
+
+
+def _keeps(plan: Any) -> bool:
+    return udfs.local_bytes(plan) <= _LOCAL_BYTES
 
 
 def _plans(df: Any) -> tuple[str, str]:
@@ -138,25 +136,19 @@ def _plans(df: Any) -> tuple[str, str]:
     return analysed.strip(), rest.replace("InMemoryFileIndex", "")
 
 
-def why_not(plan: str) -> str | None:
-    """Returns why an analysed plan is not known to be deterministic, None when it is.
+class _UnknownFilesError(Exception):
+    """The source files are not known, or cannot be inspected."""
 
-    Everything unknown counts as not deterministic. A Python UDF is shown as ``name(arguments)#id``.
-    """
-    _, _, operators = plan.partition("\n")
-    for line in operators.splitlines():
-        text = re.sub(r"^[\s:+|-]*", "", line)
-        operator = re.split(r"[\s(]", text, maxsplit=1)[0]
-        if operator not in _OPERATORS:
-            return f"operator {operator or line!r}"
-        if re.search(r"\)#\d", text):
-            return f"a UDF or a column named like one in {operator}"
-        for name in re.findall(r"([\w<>$.]+)\(", text):
-            if name.lower() not in _FUNCTIONS:
-                return f"function {name}"
-        if re.search(r"\b(current_\w+|now|localtimestamp|_metadata|_nondeterministic)\b|more fields", text):
-            return f"an expression of {operator}"
-    return None if operators else "an empty plan"
+
+def _files(df: Any, plan: str) -> dict[str, tuple[Any, ...]]:
+    """Returns the source files of a DataFrame with their sizes and times."""
+    sources = sorted(df.inputFiles())
+    if plans.has_files(plan) and not sources:
+        raise _UnknownFilesError("its source files are not known")
+    files = _stat(sources)
+    if files is None:
+        raise _UnknownFilesError("a source file is too young, too many are there, or one cannot be inspected")
+    return files
 
 
 def _stat(sources: list[str]) -> dict[str, tuple[Any, ...]] | None:

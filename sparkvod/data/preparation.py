@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
 import posixpath
-import random
-import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from sparkvod import log
 from sparkvod.data import identity
-from sparkvod.data.dataset import CLAIM, PreparedData, read_manifest, write_manifest
+from sparkvod.data.claims import CLAIM, claim, remove, renew, sweep
+from sparkvod.data.dataset import PreparedData, read_manifest, write_manifest
 from sparkvod.data.request import Request, check
 from sparkvod.data.store import FilesystemStore
 from sparkvod.data.writer import WritePlan, make_task
@@ -28,7 +25,7 @@ _PARTITIONS = 128
 _log = log.get("data")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Entry:
     """A preparation that this driver made: what it was made from, and how many use it."""
 
@@ -71,9 +68,12 @@ def prepare(
         sample_weight_col: column of sample weights, none of them negative.
         validation: fraction [0, 1) of the rows for validation (chosen by ``seed`` and position), or the name of a
             boolean or whole-number column that is true or above 0 in rows for validation; that column is not written.
-        num_proc: number of ranks; with ``partitions_per_process`` it bounds the number of partitions from below. The
-            layout of the data, and so the order of samples, does not depend on it up to 128 partitions.
-        partitions_per_process: see ``num_proc``.
+        num_proc: number of ranks.
+        partitions_per_process: how many partitions a rank may have when there are so many. The data keep the
+            DataFrame's own partitions, but at most ``num_proc * partitions_per_process`` of them, rounded up to a
+            power of two and not less than 128: it is this bound, and not the number of ranks, on which the layout of
+            the data and so the order of samples depend. More of them than the DataFrame has are never made: a
+            partition is cut into at least 16 row groups instead, and ranks share those.
         seed: decides which rows a fraction takes.
         verbose: 0: log no progress.
 
@@ -95,11 +95,11 @@ def prepare(
     store.check_writable()
     _recycle(store)
     began = time.monotonic()
-    idx = _claim(store)
+    idx = claim(store)
     try:
         prepared = _write(df, store, request, idx, _partitions(num_proc * partitions_per_process))
     except BaseException:
-        _remove(store, idx)
+        remove(store, idx)
         raise
     if proof is not None and not proof.still_holds():
         proof = None
@@ -120,9 +120,46 @@ def prepare(
 def release(prepared: PreparedData) -> None:
     """Says that one user of prepared data is done with them; see :func:`prepare`. Others' data are ignored."""
     with _lock:
-        for entry in _entries:
-            if entry.prepared.train.path == prepared.train.path:
-                entry.users = max(0, entry.users - 1)
+        released = [entry for entry in _entries if entry.prepared.train.path == prepared.train.path]
+        for entry in released:
+            entry.users = max(0, entry.users - 1)
+    for entry in released:
+        if entry.prepared.idx is not None:
+            renew(entry.store, entry.prepared.idx)
+
+
+def clean(store: FilesystemStore, older_than: float | timedelta = 7 * 86400.0) -> list[int]:
+    """Deletes the prepared data sets that ended or crashed drivers have left in a store, whether finished or not.
+
+    A data set goes when it was last prepared, used again or released longer ago than ``older_than``, unless the driver
+    that did so is a living process of this host; this driver's own go when they are released. Of a driver on another
+    host only the age is known, and a whole ``fit`` counts as one use: choose an age above that of the longest one.
+    Directories that :func:`prepare` has not made, and everything below ``runs``, are left alone.
+
+    Args:
+        store: the store.
+        older_than: the age, in seconds or as a ``timedelta``; 7 days by default.
+
+    Returns:
+        The numbers of the data sets that were deleted.
+
+    Raises:
+        ValueError: ``older_than`` is negative.
+    """
+    age = older_than.total_seconds() if isinstance(older_than, timedelta) else float(older_than)
+    if not age >= 0:
+        raise ValueError(f"older_than={older_than!r} was found, a number of seconds of at least 0 was expected")
+
+    def spare(idx: int) -> bool:
+        """Forgets this driver's data set, unless it is in use or still being written."""
+        with _lock:
+            for entry in _entries:
+                if (entry.prefix, entry.prepared.idx) == (store.get_train_data_path(), idx) and entry.users == 0:
+                    _entries.remove(entry)
+                    return True
+        return False
+
+    return sweep(store, age, spare)
 
 
 def _partitions(wanted: int) -> int:
@@ -131,22 +168,46 @@ def _partitions(wanted: int) -> int:
 
 
 def _earlier(store: FilesystemStore, request: Request, proof: identity.Proof | None) -> PreparedData | None:
-    """Returns an earlier preparation that is provably the same and still complete."""
+    """Returns an earlier preparation that is provably the same and still complete; the log says why there is none."""
     if proof is None:
         return None
     with _lock:
-        entries = [e for e in _entries if e.prefix == store.get_train_data_path() and e.request == request and e.proof]
-    for entry in entries:
-        if entry.proof is None or not entry.proof.equals(proof):
-            continue
-        there = read_manifest(store, entry.prepared.idx)
-        if there is not None and there.fingerprint == entry.prepared.fingerprint:
-            with _lock:
-                entry.users += 1
-            return replace(there, reused=True)
-        with _lock:
-            _entries.remove(entry)
+        entries = [entry for entry in _entries if entry.prefix == store.get_train_data_path()]
+    for entry in reversed(entries):
+        reason = _difference(entry, request, proof)
+        if reason is None:
+            there = None if entry.prepared.idx is None else read_manifest(store, entry.prepared.idx)
+            if there is not None and there.fingerprint == entry.prepared.fingerprint and _use(entry):
+                return replace(there, reused=True)
+            reason = "it was deleted or changed"
+            _forget(entry)
+        _log.info("%s is not used again: %s", entry.prepared.train.path, reason)
     return None
+
+
+def _difference(entry: _Entry, request: Request, proof: identity.Proof) -> str | None:
+    if entry.request != request:
+        return "other columns, another validation or another seed are asked for"
+    if entry.proof is None:
+        return "the identity of its DataFrame is not known, or its sources changed while it was prepared"
+    return entry.proof.difference(proof)
+
+
+def _use(entry: _Entry) -> bool:
+    """Counts one more user, if the entry was not recycled meanwhile."""
+    with _lock:
+        if entry not in _entries:
+            return False
+        entry.users += 1
+    if entry.prepared.idx is not None:
+        renew(entry.store, entry.prepared.idx)
+    return True
+
+
+def _forget(entry: _Entry) -> None:
+    with _lock:
+        if entry in _entries:
+            _entries.remove(entry)
 
 
 def _recycle(store: FilesystemStore) -> None:
@@ -157,60 +218,7 @@ def _recycle(store: FilesystemStore) -> None:
             _entries.remove(entry)
     for entry in gone:
         if entry.prepared.idx is not None:
-            _remove(entry.store, entry.prepared.idx)
-
-
-def _claim(store: FilesystemStore) -> int:
-    """Returns a number that no other data set has, and marks it as taken.
-
-    Where the file system can create a file exclusively, it is the smallest free one; elsewhere a random one of 62 bits.
-    """
-    owner = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}).encode()
-    taken = {
-        name.rpartition(".")[2]
-        for path in (store.get_train_data_path(), store.get_val_data_path())
-        for name in _siblings(store, path)
-    }
-    for idx in itertools.count():
-        if str(idx) in taken:
-            continue
-        try:
-            created = store.create_exclusive(posixpath.join(store.get_train_data_path(idx), CLAIM), owner)
-        except StoreError:
-            # Another driver may be removing the directory under our feet; if that is not it, this raises.
-            store.check_writable()
-            continue
-        if created:
-            return idx
-        if created is None:
-            break
-    idx = random.getrandbits(62)
-    store.write_bytes(posixpath.join(store.get_train_data_path(idx), CLAIM), owner)
-    return idx
-
-
-def _siblings(store: FilesystemStore, path: str) -> list[str]:
-    """Returns the names in the parent directory of ``path`` that continue its own with a dot."""
-    folder, name = posixpath.split(store.get_localized_path(path))
-    try:
-        found = store.fs.ls(folder, detail=False, refresh=True) if store.exists(folder) else []
-    except TypeError:
-        found = store.fs.ls(folder, detail=False)
-    return [entry for entry in (posixpath.basename(p.rstrip("/")) for p in found) if entry.startswith(name + ".")]
-
-
-def _remove(store: FilesystemStore, idx: int) -> None:
-    """Deletes a data set; the claim goes last, so that nobody takes its number before the rest is gone."""
-    try:
-        store.delete(store.get_val_data_path(idx))
-        path = store.get_train_data_path(idx)
-        for name in sorted(store.listing(path), key=lambda name: name == CLAIM):
-            store.delete(posixpath.join(path, name))
-        with suppress(OSError):  # not empty: another driver has just taken the number
-            if store.exists(path):
-                store.fs.rmdir(path)
-    except OSError as error:
-        _log.warning("the unused data %s could not be deleted: %s", store.get_train_data_path(idx), error)
+            remove(entry.store, entry.prepared.idx)
 
 
 def _write(df: Any, store: FilesystemStore, request: Request, idx: int, partitions: int) -> PreparedData:
@@ -220,7 +228,7 @@ def _write(df: Any, store: FilesystemStore, request: Request, idx: int, partitio
         store, train_path, val_path, request.columns, request.weight, request.split, request.fraction, request.seed
     )
     if request.split is not None or request.fraction:
-        store.fs.makedirs(val_path, exist_ok=True)
+        store.make_directory(val_path)
     rows = _select(df, request).coalesce(partitions).mapInArrow(make_task(plan), "report string").collect()
     reports = sorted((json.loads(row[0]) for row in rows), key=lambda report: report["partition"])
     columns = _judge(reports, request, store)

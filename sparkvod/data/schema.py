@@ -114,13 +114,23 @@ def from_arrow(name: str, arrow_type: pa.DataType) -> Column | None:
 
 def unconvertible(name: str, type_text: str) -> DataError:
     """Returns the error for a column whose type cannot become a tensor."""
-    hint = (
-        "index or encode it first (for example with StringIndexer)"
-        if "string" in type_text
-        else "cast it or leave it out"
-    )
+    if re.match(r"struct<type: int8.*, size: int32.*, indices: .*, values: ", type_text):
+        # What Spark writes for an ML vector: its Parquet does not say that it is one.
+        return DataError(
+            f"column {name!r} has the type {type_text}, as Spark writes ML vectors, an array column was expected in "
+            "Parquet files; write it as an array with pyspark.ml.functions.vector_to_array, or call fit() on the "
+            "DataFrame, which takes ML vectors"
+        )
     if re.match(r"decimal|numeric", type_text):
         hint = "cast it to double"
+    elif re.match(r"date|timestamp|time", type_text):
+        hint = "make numbers of it (for example with hour, dayofyear, unix_date, unix_seconds)"
+    elif re.match(r"(array|list)<", type_text):
+        hint = "flatten it, or cast its elements"
+    elif "string" in type_text:
+        hint = "index or encode it first (for example with StringIndexer)"
+    else:
+        hint = "cast it or leave it out"
     return DataError(
         f"column {name!r} has the type {type_text}, which cannot become a tensor; the types that can are "
         f"{CONVERTIBLE}; {hint}"

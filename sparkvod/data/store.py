@@ -7,8 +7,10 @@ and storage options.
 
 from __future__ import annotations
 
+import atexit
 import os
 import posixpath
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -66,6 +68,20 @@ class Store:
             StoreError: the scheme is unknown or its package is not installed.
         """
         return FilesystemStore(prefix_path, *args, **kwargs)
+
+    @staticmethod
+    def temporary(**kwargs: Any) -> FilesystemStore:
+        """Returns a store in a new directory of this machine's temporary files, for a local Spark master.
+
+        The directory, with all that was prepared and saved in it, is removed when this process ends in an orderly way;
+        that of a process that was killed stays.
+
+        Args:
+            **kwargs: passed to :class:`FilesystemStore`.
+        """
+        folder = tempfile.mkdtemp(prefix="sparkvod-store-")
+        atexit.register(_remove_folder, folder, os.getpid())
+        return FilesystemStore(folder, **kwargs)
 
 
 class FilesystemStore(Store):
@@ -260,6 +276,17 @@ class FilesystemStore(Store):
         except OSError as error:
             raise self._unwritable(path, error) from error
 
+    def make_directory(self, path: str) -> None:
+        """Makes a directory and those above it, where the file system has any.
+
+        Raises:
+            StoreError: it cannot be made.
+        """
+        try:
+            self._fs.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(path, error) from error
+
     def create_exclusive(self, path: str, data: bytes) -> bool | None:
         """Writes a file only if it is not there yet, atomically.
 
@@ -372,6 +399,12 @@ class FilesystemStore(Store):
 
 class LocalStore(FilesystemStore):
     """A store on the local file system; kept for the peer's name, ``Store.create`` does the same."""
+
+
+def _remove_folder(folder: str, pid: int) -> None:
+    """At the end of the process that made it, and not at that of a child which was forked from it."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_data_file(name: str) -> bool:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from sparkvod.data import FilesystemStore, PreparedData, Store, open_prepared, open_reader, prepare, release
-from sparkvod.data.preparation import _claim, _clean, _entries, _remove
+from sparkvod.data import FilesystemStore, PreparedData, Store, clean, open_prepared, open_reader, prepare, release
+from sparkvod.data.claims import claim
+from sparkvod.data.identity import prove
+from sparkvod.data.preparation import _clean, _entries
 from sparkvod.errors import DataError, StoreError
 
 pytestmark = pytest.mark.timeout(120)
@@ -182,7 +183,9 @@ def test_sample_weights_and_chosen_features(spark: Any, store: FilesystemStore) 
         ({"label_cols": ["s"], "feature_cols": ["x"]}, "column 's' has the type string.*double.*StringIndexer"),
         ({"label_cols": ["y"]}, "column 's' has the type string"),
         ({"label_cols": ["y"], "feature_cols": ["d"]}, "column 'd' has the type decimal.*cast it to double"),
-        ({"label_cols": ["y"], "feature_cols": ["n"]}, "column 'n' has the type array<array"),
+        ({"label_cols": ["y"], "feature_cols": ["n"]}, "column 'n' has the type array<array.*types that can.*flatten"),
+        ({"label_cols": ["y"], "feature_cols": ["t"]}, "column 't' has the type date.*types that can.*dayofyear"),
+        ({"label_cols": ["u"], "feature_cols": ["x"]}, "column 'u' has the type timestamp.*types that can.*hour"),
         ({"label_cols": ["y"], "feature_cols": ["x"], "validation": "part"}, "no column 'part'"),
         ({"label_cols": ["y"], "feature_cols": ["x"], "validation": "x"}, "validation column 'x' has the type double"),
         ({"label_cols": ["y"], "feature_cols": ["x"], "validation": 1.5}, "validation=1.5"),
@@ -191,10 +194,16 @@ def test_sample_weights_and_chosen_features(spark: Any, store: FilesystemStore) 
 )
 def test_bad_requests(spark: Any, store: FilesystemStore, arguments: dict[str, Any], message: str) -> None:
     df = frame(spark).selectExpr(
-        "*", "'a' as s", "cast(1 as decimal(5,2)) as d", "array(array(1)) as n", "array(1, 2) as a"
+        "*",
+        "'a' as s",
+        "cast(1 as decimal(5,2)) as d",
+        "array(array(1)) as n",
+        "array(1, 2) as a",
+        "date'2020-01-01' as t",
+        "timestamp'2020-01-01 00:00:00' as u",
     )
     if arguments == {"label_cols": ["y"]}:
-        df = df.drop("d", "n")
+        df = df.drop("d", "n", "t", "u")
     with pytest.raises(DataError, match=message):
         prepare(df, store, **arguments)
     assert data_sets(store) == []
@@ -204,7 +213,13 @@ def test_bad_requests(spark: Any, store: FilesystemStore, arguments: dict[str, A
     ("columns", "arguments", "message"),
     [
         (["if(id = 7, null, y) as y"], {}, "column 'y' has nulls in 1 of 100 rows"),
-        (["if(id < 50, array(1), array(1, 2)) as v", "y"], {}, "2 different sizes"),
+        (
+            ["if(id = 7, null, x) as x", "if(id < 5, double('nan'), y) as y"],
+            {},
+            "'x' has nulls in 1 .*'y' has NaN in 5 ",
+        ),
+        (["if(id < 40, array(1), array(1, 2)) as v", "y"], {}, r"'v' have 2 .*sizes \(2 in 60 rows, 1 in 40 rows\)"),
+        (["array(if(id < 3, null, 1)) as v", "y"], {}, "column 'v' has nulls inside in 3 of 100 rows"),
         (["y", "id > 1000 as h"], {"validation": "h"}, "column 'h' leaves 0 of 100 rows"),
     ],
 )
@@ -250,8 +265,21 @@ def test_a_failing_frame_leaves_nothing_and_loses_nothing(spark: Any, store: Fil
 
 def test_unwritable_store(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be written"):
-        prepare(frame(spark), Store.create(str(tmp_path / "file" / "x")), label_cols=["y"])
+    below = str(tmp_path / "file" / "x")
+
+    def fail(batches: Any) -> Any:
+        raise AssertionError("a job was run")
+
+    df = frame(spark).mapInArrow(fail, "id long, x double, y long")
+    good = str(tmp_path / "good")
+    for store in (
+        Store.create(below),
+        Store.create(good, train_path=below),
+        Store.create(good, val_path=below),
+    ):
+        with pytest.raises(StoreError, match=r"file/x.*cannot be written"):
+            prepare(df, store, label_cols=["y"], validation=0.5)
+    assert not any(name.startswith("intermediate") for name in os.listdir(good))
 
 
 def test_bad_numbers(spark: Any, store: FilesystemStore) -> None:
@@ -328,31 +356,144 @@ def test_what_cannot_be_proved_is_prepared_again(spark: Any, store: FilesystemSt
     assert os.path.exists(os.path.join(second.train.path, second.train.files[0]))
 
 
+def test_ranges_are_used_again(spark: Any, store: FilesystemStore) -> None:
+    first = prepare(frame(spark), store, label_cols=["y"])
+    assert prepare(frame(spark), store, label_cols=["y"]).reused
+    assert not prepare(frame(spark, 101), store, label_cols=["y"]).reused
+    assert (
+        prepare(
+            spark.range(100, numPartitions=3).selectExpr("id", "cast(id as double) / 2 as x", "id % 2 as y"),
+            store,
+            label_cols=["y"],
+        ).idx
+        == first.idx
+    )
+
+
+def test_equal_plans_of_other_names_are_other_data(spark: Any, store: FilesystemStore) -> None:
+    df = spark.range(50).selectExpr("id", "id * 0.5 as half", "id % 2 as y")
+    arguments: dict[str, Any] = {"feature_cols": ["a", "b"], "label_cols": ["y"]}
+    prepare(df.selectExpr("cast(id as double) as a", "cast(half as double) as b", "y"), store, **arguments)
+    other = prepare(df.selectExpr("cast(id as double) as b", "cast(half as double) as a", "y"), store, **arguments)
+    assert not other.reused
+    np.testing.assert_array_equal(read(other)["b"], 2 * read(other)["a"])
+
+
+def test_local_data_are_compared_by_content(spark: Any, store: FilesystemStore) -> None:
+    import pandas as pd
+
+    data = pd.DataFrame({"x": np.arange(10.0), "y": np.arange(10)})
+    first = prepare(spark.createDataFrame(data), store, label_cols=["y"])
+    data.loc[3, "x"] = 77.0
+    second = prepare(spark.createDataFrame(data), store, label_cols=["y"])
+    assert not second.reused
+    assert 77.0 in read(second)["x"]
+    data.loc[3, "x"] = 3.0
+    third = prepare(spark.createDataFrame(data), store, label_cols=["y"])
+    assert (third.reused, third.idx) == (True, first.idx)
+
+
+def test_a_pipeline_prepares_once(spark: Any, store: FilesystemStore, tmp_path: Path) -> None:
+    from pyspark.ml import Pipeline
+    from pyspark.ml.feature import OneHotEncoder, StandardScaler, StringIndexer, VectorAssembler
+
+    df = parquet(spark, tmp_path / "source").selectExpr("*", "string(id % 3) as kind")
+    assembler = VectorAssembler(inputCols=["id", "x", "hot"], outputCol="v")
+    pipeline = Pipeline(
+        stages=[
+            StringIndexer(inputCol="kind", outputCol="number", handleInvalid="skip"),
+            OneHotEncoder(inputCol="number", outputCol="hot"),
+            assembler,
+            StandardScaler(inputCol="v", outputCol="scaled"),
+        ]
+    )
+    arguments: dict[str, Any] = {"feature_cols": ["scaled"], "label_cols": ["y"]}
+    first = prepare(pipeline.fit(df).transform(df), store, **arguments)
+    again = prepare(pipeline.fit(df).transform(df), store, **arguments)
+    assert (again.reused, again.idx) == (True, first.idx)
+    # Other source data: the scaler's learned values are others too.
+    more = spark.read.parquet(str(tmp_path / "source")).filter("id > 3").selectExpr("*", "string(id % 3) as kind")
+    assert not prepare(pipeline.fit(more).transform(df), store, **arguments).reused
+    assembler.setInputCols(["x", "id", "hot"])
+    assert not prepare(pipeline.fit(df).transform(df), store, **arguments).reused
+
+
+def test_the_log_says_why_data_are_not_used_again(
+    spark: Any, store: FilesystemStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="sparkvod")
+    prepare(frame(spark), store, label_cols=["y"])
+    prepare(frame(spark), store, label_cols=["y"], feature_cols=["x"])
+    assert "is not used again: other columns, another validation or another seed" in caplog.text
+    prepare(frame(spark).filter("id > 1"), store, label_cols=["y"])
+    assert "is not used again: the plans differ" in caplog.text
+    prepare(frame(spark).selectExpr("*", "rand(1) as r"), store, label_cols=["y"])
+    assert "the function rand is not known" in caplog.text
+
+
+def test_released_data_of_this_driver_can_be_deleted(spark: Any, store: FilesystemStore) -> None:
+    used = prepare(frame(spark), store, label_cols=["y"])
+    released = prepare(frame(spark, 50), store, label_cols=["y"])
+    release(released)
+    time.sleep(0.01)
+    assert clean(store, older_than=0) == [released.idx]
+    assert clean(store, older_than=0) == []
+    assert open_prepared(store, used.idx).fingerprint == used.fingerprint
+    assert not prepare(frame(spark, 50), store, label_cols=["y"]).reused
+
+
 def test_what_is_proved(spark: Any, tmp_path: Path) -> None:
+    from pyspark.ml.feature import Bucketizer
+    from pyspark.ml.functions import array_to_vector, vector_to_array
     from pyspark.sql import functions as F
 
-    from sparkvod.data.identity import prove
-
     df = parquet(spark, tmp_path / "source")
-    assert prove(df) is not None
-    assert prove(df.withColumn("z", F.abs("x") + F.sqrt(F.col("x").cast("double")))) is not None
-    assert prove(df.groupBy("y").agg(F.sum("x").alias("total")).join(df, "y")) is not None
+    text = F.col("id").cast("string")
+    proved = [
+        df,
+        spark.range(10),
+        df.withColumn("z", F.abs("x") + F.sqrt(F.col("x").cast("double"))),
+        df.select("id", F.abs("x"), F.when(F.col("x") > 1, 2).otherwise(F.coalesce("x", F.lit(0.0))).alias("w")),
+        df.select(F.array("x", F.lit(1.0)), F.struct("x", "y").alias("s"), F.col("x").cast("float"), -F.col("x")),
+        df.select(F.upper(text), F.concat_ws("-", text, text), text.like("a%"), text.rlike("a"), F.split(text, "1")),
+        df.select(F.expr("x between 1 and 2"), F.expr("x in (1, 2)"), F.expr("id div 3"), F.expr("id & 3")),
+        df.select(F.transform(F.array("x"), lambda v: v + 1), F.expr("date'2020-01-01' + interval 1 day")),
+        df.na.fill(0).na.drop(),
+        df.groupBy("y").agg(F.sum("x").alias("total")).join(df, "y"),
+        df.select("*", *[F.lit(i).alias(f"c{i}") for i in range(60)]),
+        df.select(F.explode(F.array("x", "x"))),
+        df.withColumn("v", vector_to_array(array_to_vector(F.array("x")))),
+        Bucketizer(splits=[-1.0, 10.0, 1000.0], inputCol="x", outputCol="b").transform(df),
+        spark.sql("with t as (select * from values (1, 2.0), (2, 3.0) t(a, b)) select * from t"),
+    ]
+    for frame_ in proved:
+        assert prove(frame_) is not None, frame_.schema
 
     @F.udf("double")
     def abs(value: float) -> float:
         return math.fabs(value)
 
-    assert prove(df.withColumn("z", abs("x"))) is None
-    assert prove(df.withColumn("z", F.udf(lambda v: v, "double")("x"))) is None
-    assert prove(df.sample(0.9, seed=1)) is None
     cached = df.filter("id > 1").cache()
-    assert prove(cached.filter("id > 2")) is None
+    spark.createDataFrame([(1,)], ["id"]).createOrReplaceTempView("rows_of_an_rdd")
+    refused = [
+        df.withColumn("z", abs("x")),
+        df.withColumn("z", F.udf(lambda v: v, "double")("x")),
+        df.sample(0.9, seed=1),
+        df.limit(3),
+        df.dropDuplicates(["y"]),
+        df.selectExpr("*", "row_number() over (partition by y order by y) r"),
+        cached.filter("id > 2"),
+        df.selectExpr("cast(unix_timestamp() as double) as r"),
+        df.selectExpr("current_date() as r"),
+        df.selectExpr("uuid() as r"),
+        df.selectExpr("monotonically_increasing_id() as r"),
+        df.filter("id in (select id from rows_of_an_rdd)"),
+        df.mapInArrow(lambda batches: batches, df.schema),
+        df.select("*", *[F.lit(i).alias(f"c{i}") for i in range(60)], F.rand(1)),
+    ]
+    for frame_ in refused:
+        assert prove(frame_) is None, frame_.schema
     cached.unpersist()
-    assert prove(df.selectExpr("cast(unix_timestamp() as double) as r")) is None
-    assert prove(df.mapInArrow(lambda batches: batches, df.schema)) is None
-    wide = df.select("*", *[F.lit(i).alias(f"c{i}") for i in range(60)])
-    assert prove(wide) is not None
-    assert prove(wide.withColumn("z", F.rand(1))) is None
 
 
 def test_damaged_data_are_prepared_again(spark: Any, store: FilesystemStore, tmp_path: Path) -> None:
@@ -367,23 +508,8 @@ def test_damaged_data_are_prepared_again(spark: Any, store: FilesystemStore, tmp
 # -- the store's bookkeeping --------------------------------------------------------------------------------------
 
 
-def test_claims_are_exclusive(store: FilesystemStore) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        numbers = list(pool.map(lambda _: _claim(store), range(24)))
-    assert sorted(numbers) == list(range(24))
-    _remove(store, 5)
-    assert _claim(store) == 5
-
-
-def test_claims_where_nothing_is_exclusive(store: FilesystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FilesystemStore, "create_exclusive", lambda self, path, data: None)
-    first, second = _claim(store), _claim(store)
-    assert first != second
-    assert store.exists(store.get_train_data_path(first))
-
-
 def test_a_preparation_that_has_not_ended_is_not_opened(store: FilesystemStore) -> None:
-    idx = _claim(store)
+    idx = claim(store)
     with pytest.raises(DataError, match="has not ended"):
         open_prepared(store, idx)
 
@@ -396,6 +522,19 @@ def test_files_of_repeated_tasks_are_deleted(store: FilesystemStore) -> None:
     assert sorted(store.listing(path)) == ["_claim", "a.parquet"]
     with pytest.raises(StoreError, match="a path that all machines share"):
         _clean(store, {path: [{"name": "b.parquet", "size": 1}]})
+
+
+def test_ml_vectors_in_plain_parquet(spark: Any, store: FilesystemStore) -> None:
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql import functions as F
+
+    df = frame(spark).select("y", array_to_vector(F.array("x")).alias("v"), F.lit(1).cast("decimal(5,2)").alias("d"))
+    df.write.parquet(store.get_train_data_path())
+    prepared = open_prepared(store)
+    with pytest.raises(DataError, match="'v' .*as Spark writes ML vectors.*vector_to_array.*fit\\(\\) on the"):
+        prepared.column("v")
+    with pytest.raises(DataError, match="'d' has the type decimal.*cast it to double"):
+        prepared.column("d")
 
 
 def test_plain_parquet_directories(spark: Any, store: FilesystemStore) -> None:
