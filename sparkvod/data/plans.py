@@ -64,8 +64,8 @@ _FUNCTIONS = _words(
     array_sort array_union arrays_overlap arrays_zip cardinality element_at exists explode explode_outer filter
     flatten forall from_json get get_json_object inline inline_outer json_array_length lambdafunction map
     map_contains_key map_entries map_from_arrays map_from_entries map_keys map_values named_struct namedlambdavariable
-    posexplode posexplode_outer reduce reverse sequence size slice sort_array stack struct to_json transform try_element_at
-    zip_with
+    posexplode posexplode_outer reduce reverse sequence size slice sort_array stack struct to_json transform
+    try_element_at zip_with
     """
     # aggregates that do not depend on the order of rows, but for the last bits of floating-point sums
     """
