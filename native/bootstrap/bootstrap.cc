@@ -74,6 +74,7 @@ Topology MakeTopology(int rank, const std::vector<std::string>& host_ids,
     const int local_size = static_cast<int>(by_host[host].size());
     if (local_size != t.local_size) t.homogeneous = false;
     if (local_size <= t.local_rank) continue;
+    t.cross_ranks.push_back(by_host[host][static_cast<size_t>(t.local_rank)]);
     if (host == own) t.cross_rank = t.cross_size;
     ++t.cross_size;
   }

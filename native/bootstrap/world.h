@@ -19,6 +19,7 @@ struct Topology {
   bool homogeneous = true;             // every host has the same number of ranks
   std::vector<std::string> hosts;      // name of each rank's host
   std::vector<int> local_ranks;        // global ranks on this host
+  std::vector<int> cross_ranks;        // global ranks with this local rank, by host
 };
 
 // Groups ranks by the identity of their hosts.

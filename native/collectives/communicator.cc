@@ -59,8 +59,8 @@ uint64_t Communicator::Arrive() {
   // Sequentially consistent, as are the loads of `sleeper` in RingForPhase and of `phase` in
   // AwaitPhase.
   own_arena().header().phase.store(++phase_);
-  for (int r = 0; r < size(); ++r)
-    if (r != rank()) arena(r).RingForPhase();
+  for (int l = 0; l < local_size(); ++l)
+    if (l != local_rank()) arena(l).RingForPhase();
   return phase_;
 }
 
@@ -68,8 +68,8 @@ Result Communicator::AwaitPhase(uint64_t phase) {
   int next = 0;
   return Progress(kForPhase, -1, [&](Step* step) -> Result {
     *step = Step::kStuck;
-    for (; next < size(); ++next) {
-      if (next == rank()) continue;
+    for (; next < local_size(); ++next) {
+      if (next == local_rank()) continue;
       if (arena(next).header().phase.load() < phase) return {};
       *step = Step::kMoved;
     }
@@ -111,9 +111,10 @@ Result Communicator::TimedOut(int peer) const {
   if (peer >= 0) {
     whom = world_->Name(peer);
   } else {
-    for (int r = 0; shares_memory() && r < size(); ++r)
-      if (arena(r).header().phase.load() < phase_)
-        whom += (whom.empty() ? "" : ", ") + world_->Name(r);
+    for (int l = 0; l < local_size(); ++l)
+      if (arena(l).header().phase.load() < phase_)
+        whom += (whom.empty() ? "" : ", ") +
+                world_->Name(world_->topology.local_ranks[static_cast<size_t>(l)]);
   }
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", timeout_);

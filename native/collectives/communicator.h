@@ -27,7 +27,17 @@ class Communicator {
   const World& world() const { return *world_; }
   // True when all ranks share memory, so that the direct algorithms apply.
   bool shares_memory() const { return static_cast<int>(world_->local_arenas.size()) == size(); }
-  Arena& arena(int rank) const { return *world_->local_arenas[static_cast<size_t>(rank)]; }
+  // Of a local rank of this host.
+  Arena& arena(int local_rank) const {
+    return *world_->local_arenas[static_cast<size_t>(local_rank)];
+  }
+  int local_rank() const { return world_->topology.local_rank; }
+  // Ranks of this host that share memory, this one included; 0 when none do.
+  int local_size() const { return static_cast<int>(world_->local_arenas.size()); }
+  // True when there are several hosts with equally many ranks, several each, that share memory.
+  bool hierarchical() const {
+    return !shares_memory() && local_size() > 1 && world_->topology.homogeneous;
+  }
   Arena& own_arena() const { return *world_->arena; }
   // "inproc", "shm", "tcp", or "shm+tcp" for a mixture.
   const std::string& transport() const { return transport_; }
@@ -48,8 +58,8 @@ class Communicator {
   Channel& channel(int peer) const { return *world_->peers[static_cast<size_t>(peer)].channel; }
 
   // Direct collectives proceed in phases. Arrive() says that this rank has done its next step;
-  // AwaitPhase waits until every rank has arrived as often as this one had when `phase` was
-  // returned.
+  // AwaitPhase waits until every rank of this host has arrived as often as this one had when
+  // `phase` was returned.
   uint64_t Arrive();
   Result AwaitPhase(uint64_t phase);
 

@@ -10,14 +10,13 @@ size_t PaddedBytes(DType dtype, size_t count) {
   return (count * SizeOf(dtype) + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 
-// Where the share of rank r of n begins: equal shares of whole cache lines.
+}  // namespace
+
 size_t ShareBegin(DType dtype, size_t count, int r, int n) {
   const size_t line = kCacheLine / SizeOf(dtype);
   const size_t lines = (count + line - 1) / line;
   return std::min(count, lines * static_cast<size_t>(r) / static_cast<size_t>(n) * line);
 }
-
-}  // namespace
 
 size_t OneShotBytes(DType dtype, const std::vector<Part>& parts) {
   size_t bytes = 0;

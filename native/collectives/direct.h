@@ -33,6 +33,9 @@ Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>
 // Bytes that `parts` take in a slot.
 size_t OneShotBytes(DType dtype, const std::vector<Part>& parts);
 
+// Where the share of rank r of n begins: equal shares of whole cache lines.
+size_t ShareBegin(DType dtype, size_t count, int r, int n);
+
 // `offsets`: where each rank's buffer lies in its arena.
 Result InPlaceAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets,
                         size_t count, Finish finish);

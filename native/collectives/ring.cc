@@ -11,9 +11,18 @@ constexpr size_t kPieceBytes = 128 << 10;
 
 }  // namespace
 
-Result RingAllreduce(Communicator& comm, DType dtype, void* data, size_t count, Finish finish) {
-  const int n = comm.size(), me = comm.rank();
-  const int next = (me + 1) % n, before = (me + n - 1) % n;
+Ring WholeRing(const Communicator& comm) {
+  Ring ring;
+  for (int r = 0; r < comm.size(); ++r) ring.ranks.push_back(r);
+  ring.place = comm.rank();
+  return ring;
+}
+
+Result RingAllreduce(Communicator& comm, const Ring& ring, DType dtype, void* data, size_t count,
+                     Finish finish) {
+  const int n = static_cast<int>(ring.ranks.size()), me = ring.place;
+  const int next = ring.ranks[static_cast<size_t>((me + 1) % n)];
+  const int before = ring.ranks[static_cast<size_t>((me + n - 1) % n)];
   const size_t size = SizeOf(dtype);
   char* const base = static_cast<char*>(data);
   const auto block = [&](int b) { return count * static_cast<size_t>(b) / static_cast<size_t>(n); };

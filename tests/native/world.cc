@@ -20,9 +20,10 @@ Config TestConfig() {
 }
 
 void RunWorld(const Kind& kind, int size, const RankBody& body, const WorldOptions& options) {
-  Config config = options.config;
-  config.transport = kind.transport == kInproc.transport ? "auto" : kind.transport;
   const auto rank_body = [&](int rank, Board& board) {
+    Config config = options.config;
+    config.transport = kind.transport == kInproc.transport ? "auto" : kind.transport;
+    if (!options.hosts.empty()) config.host_id = options.hosts[static_cast<size_t>(rank)];
     std::unique_ptr<Engine> engine;
     std::string endpoint;
     Result result = Engine::Create(config, &engine);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "native/collectives/direct.h"
+#include "native/collectives/hierarchical.h"
 #include "native/collectives/ring.h"
 #include "native/kernels/reduce.h"
 
@@ -13,6 +14,8 @@ namespace {
 // Up to here everybody sums everything itself: one synchronisation instead of two. Measured on two
 // ranks.
 constexpr size_t kOneShotBytes = 32 << 10;
+// Of a large tensor in ordinary memory that crosses hosts at a time.
+constexpr size_t kPieceBytes = 16 << 20;
 static_assert(kOneShotBytes <= Geometry::kSlotBytes);
 
 class Builtin : public Backend {
@@ -57,8 +60,9 @@ class Builtin : public Backend {
     for (const Part& part : call.parts) elements += part.count;
     if (elements == 0) return {};
     if (comm_->size() == 1) return Alone(call, finish, carrier);
-    return comm_->shares_memory() ? Direct(call, finish, elements, carrier)
-                                  : Ring(call, finish, elements, carrier);
+    if (comm_->shares_memory()) return Direct(call, finish, elements, carrier);
+    if (comm_->hierarchical()) return Hierarchical(call, finish, elements, carrier);
+    return Flat(call, finish, elements, carrier);
   }
 
   Result Allgather(char* data, const std::vector<size_t>& offsets, Carrier* carrier) override {
@@ -98,23 +102,56 @@ class Builtin : public Backend {
     // Many parts meet in a block of engine memory, where they are summed in place.
     carrier->algorithm = "fused";
     SPARKVOD_TRY(Gather(call, elements));
-    std::vector<int64_t> offsets(static_cast<size_t>(comm_->size()), 0);
-    const int64_t own = comm_->own_arena().heap()->OffsetOf(fusion_, 1);
-    SPARKVOD_TRY(AgreeOnOffsets(own, &offsets));
+    std::vector<int64_t> offsets;
+    SPARKVOD_TRY(FusionOffsets(&offsets));
     SPARKVOD_TRY(InPlaceAllreduce(*comm_, call.dtype, offsets, elements, finish));
     Scatter(call);
     return {};
   }
 
-  Result Ring(const AllreduceCall& call, Finish finish, size_t elements, Carrier* carrier) {
+  Result Hierarchical(const AllreduceCall& call, Finish finish, size_t elements, Carrier* carrier) {
+    carrier->algorithm = "hierarchical";
+    if (!call.placement.empty())
+      return HierarchicalAllreduce(*comm_, call.dtype, OfThisHost(call.placement), elements,
+                                   finish);
+    // Ordinary memory passes through a block of engine memory; one large tensor piece by piece.
+    const size_t piece = std::max<size_t>(kPieceBytes / SizeOf(call.dtype), 1);
+    const bool whole = call.parts.size() > 1 || elements <= piece;
+    for (size_t done = 0; done < elements; done += whole ? elements : piece) {
+      AllreduceCall some = call;
+      size_t count = elements;
+      if (!whole) {
+        const Part& part = call.parts[0];
+        const size_t skip = done * SizeOf(call.dtype);
+        count = std::min(piece, elements - done);
+        some.parts = {
+            {static_cast<const char*>(part.in) + skip, static_cast<char*>(part.out) + skip, count}};
+      }
+      SPARKVOD_TRY(Gather(some, count));
+      std::vector<int64_t> offsets;
+      SPARKVOD_TRY(FusionOffsets(&offsets));
+      SPARKVOD_TRY(HierarchicalAllreduce(*comm_, call.dtype, OfThisHost(offsets), count, finish));
+      Scatter(some);
+    }
+    return {};
+  }
+
+  std::vector<int64_t> OfThisHost(const std::vector<int64_t>& by_rank) const {
+    std::vector<int64_t> local;
+    for (const int r : comm_->world().topology.local_ranks)
+      local.push_back(by_rank[static_cast<size_t>(r)]);
+    return local;
+  }
+
+  Result Flat(const AllreduceCall& call, Finish finish, size_t elements, Carrier* carrier) {
     carrier->algorithm = "ring";
     if (call.parts.size() == 1) {
       const Part& part = call.parts[0];
       if (part.in != part.out) std::memcpy(part.out, part.in, part.count * SizeOf(call.dtype));
-      return RingAllreduce(*comm_, call.dtype, part.out, part.count, finish);
+      return RingAllreduce(*comm_, WholeRing(*comm_), call.dtype, part.out, part.count, finish);
     }
     SPARKVOD_TRY(Gather(call, elements));
-    SPARKVOD_TRY(RingAllreduce(*comm_, call.dtype, fusion_, elements, finish));
+    SPARKVOD_TRY(RingAllreduce(*comm_, WholeRing(*comm_), call.dtype, fusion_, elements, finish));
     Scatter(call);
     return {};
   }
@@ -146,10 +183,11 @@ class Builtin : public Backend {
 
   // Ranks grow their fusion blocks at the same calls, so they also exchange the places at the same
   // calls.
-  Result AgreeOnOffsets(int64_t own, std::vector<int64_t>* offsets) {
+  Result FusionOffsets(std::vector<int64_t>* offsets) {
     if (!offsets_known_) {
       fusion_offsets_.assign(static_cast<size_t>(comm_->size()), 0);
-      fusion_offsets_[static_cast<size_t>(comm_->rank())] = own;
+      fusion_offsets_[static_cast<size_t>(comm_->rank())] =
+          comm_->own_arena().heap()->OffsetOf(fusion_, 1);
       std::vector<size_t> bounds;
       for (int r = 0; r <= comm_->size(); ++r)
         bounds.push_back(static_cast<size_t>(r) * sizeof(int64_t));

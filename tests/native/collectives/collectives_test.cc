@@ -57,9 +57,10 @@ TEST(RingAllreduceSums) {
     for (size_t count : kCounts) {
       for (double scale : {1.0, 0.5}) {
         std::vector<float> data = Terms(comm.rank(), count);
-        EXPECT_EQ(
-            RingAllreduce(comm, DType::kFloat32, data.data(), count, Finish{scale, 1}).Report(),
-            "ok");
+        EXPECT_EQ(RingAllreduce(comm, WholeRing(comm), DType::kFloat32, data.data(), count,
+                                Finish{scale, 1})
+                      .Report(),
+                  "ok");
         EXPECT(data == Sums(comm.size(), count, scale));
       }
     }

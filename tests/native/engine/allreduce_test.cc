@@ -144,6 +144,45 @@ TEST(AllreduceIsCarriedAsStatsSay) {
   }
 }
 
+// Hosts by their ranks. Where all have several, equally many, each local rank carries its share
+// across.
+TEST(AllreduceOverSeveralHosts) {
+  const std::vector<std::string> layouts = {"aabb", "abab", "aaabbb", "aabbcc",
+                                            "ab",   "aab",  "aabc"};
+  for (const std::string& layout : layouts) {
+    const std::string algorithm =
+        layout == "ab" || layout == "aab" || layout == "aabc" ? "ring" : "hierarchical";
+    WorldOptions options;
+    for (const char host : layout) options.hosts.emplace_back(1, host);
+    RunWorld(
+        kInproc, static_cast<int>(layout.size()),
+        [&](Engine& engine, int rank) {
+          const Topology& topology = engine.topology();
+          const auto on_host =
+              std::count(layout.begin(), layout.end(), layout[static_cast<size_t>(rank)]);
+          EXPECT_EQ(topology.local_size, static_cast<int>(on_host));
+          EXPECT_EQ(topology.cross_ranks[static_cast<size_t>(topology.cross_rank)], rank);
+          for (DType dtype : kReduced)
+            for (size_t count : {0, 1, 7, 1003, 20001})
+              for (Place place : {Place::kInPlace, Place::kApart, Place::kEngine})
+                for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage})
+                  CheckOne(engine, dtype, count, place, op);
+          // Larger than the pieces in which ordinary memory crosses hosts.
+          if (layout == "aabb")
+            CheckOne(engine, DType::kFloat32, (5 << 20) + 3, Place::kApart, ReduceOp::kSum);
+          std::vector<float> got;
+          std::vector<int64_t> rows;
+          EXPECT_EQ(Gather(engine, "rows", rank, 2, 1.0f, &got, &rows).Report(), "ok");
+          EXPECT_EQ(rows.back(), static_cast<int64_t>(layout.size()) - 1);
+          // What had no elements was carried by nothing; all else went the expected way.
+          for (const auto& [key, carried] : engine.GetStats().collectives)
+            if (key.rfind("allreduce/", 0) == 0 && carried.bytes > 0)
+              EXPECT_EQ(key.substr(key.rfind('/') + 1), algorithm);
+        },
+        options);
+  }
+}
+
 TEST(AllreduceScalesBeforeAndAfter) {
   for (const Kind& kind : Kinds()) {
     RunWorld(kind, 3, [](Engine& engine, int rank) {
