@@ -137,8 +137,7 @@ def run(report: Report) -> None:
             report.add(f"read {ROWS:,} rows, {what}", values, "rows/s")
             # A round is one state of the machine, and its ratio means something; the ratio of two medians may not.
             ratio = float(np.median(np.divide(values["sparkvod"], values["pyarrow.dataset"])))
-            # The promise of 0.6 is for columns; plain pyarrow decodes vectors on all cores, we on one.
-            report.require(f"{what}, times as fast as pyarrow.dataset", ratio, at_least=0.5 if vector else 0.6)
+            report.require(f"{what}, times as fast as pyarrow.dataset", ratio, at_least=0.6)
         dataset = make(f"{folder}/large", 10 * ROWS, False)
         group = max(g.nbytes for g in dataset.row_groups)
         growth = memory_growth(dataset)

@@ -28,7 +28,7 @@ WINDOW_GROUPS = 1
 """Row groups of a lane that are shuffled together."""
 SMALL_WINDOW = 32 << 10
 """Bytes up to which a window takes more row groups than that."""
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 2 << 20
 """Bytes of batches that are assembled at once."""
 PART_BYTES = 4 << 20
 """Bytes of the parts of groups that are at least twice as large."""

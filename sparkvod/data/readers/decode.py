@@ -34,6 +34,7 @@ class Decoder:
     def __init__(self, dataset: Dataset, columns: Sequence[Column]) -> None:
         self._dataset, self._columns = dataset, columns
         self._names = [column.name for column in columns]
+        self._plain = dataset.checked and all(c.kind == "scalar" and c.dtype != "bool" for c in columns)
         self._fs, self._root = url_to_fs(dataset.path, **dataset.storage_options)
         self._open: OrderedDict[int, tuple[pq.ParquetFile, Any, int]] = OrderedDict()
 
@@ -86,11 +87,16 @@ class Decoder:
             source.close()
 
     def _arrays(self, table: pa.Table, number: int) -> list[np.ndarray]:
-        parts = [
-            [self._values(column, array, number) for column, array in zip(self._columns, batch.columns, strict=True)]
-            for batch in table.select(self._names).to_batches()
-        ]
-        return parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        if table.column_names != self._names:
+            table = table.select(self._names)
+        if self._plain:
+            # Nothing to look for: one call per column, which counts when there are many.
+            return [column.to_numpy() for column in table.columns]
+        found = []
+        for column, values in zip(self._columns, table.columns, strict=True):
+            parts = [self._values(column, chunk, number) for chunk in values.chunks]
+            found.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        return found
 
     def _values(self, column: Column, array: pa.Array, file: int) -> np.ndarray:
         if column.kind == "vector":

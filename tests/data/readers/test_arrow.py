@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +97,14 @@ def test_an_abandoned_epoch_leaves_nothing_open(tmp_path: Path, monkeypatch: pyt
     gc.collect()
     assert len(set(Path("/proc/self/fd").iterdir())) <= len(files)
     assert threading.active_count() == threads
+
+
+def test_columns_come_in_any_order(tmp_path: Path) -> None:
+    """Prepared data of plain columns, and others' data, have paths of their own through the decoder."""
+    dataset = write(tmp_path, EVEN)
+    for data in (dataset, replace(dataset, checked=True)):
+        with open_reader("arrow", data, ["real", "id", "whole"], 20, seed=3) as reader:
+            for batch in reader.epoch(1):
+                assert list(batch.columns) == ["real", "id", "whole"]
+                np.testing.assert_array_equal(batch.columns["real"] * 8, batch.columns["id"])
+                np.testing.assert_array_equal(batch.columns["whole"], batch.columns["id"])
