@@ -34,6 +34,11 @@ def is_local(conf: Conf) -> bool:
     return bool(_LOCAL.match(conf("spark.master") or ""))
 
 
+def is_one_host(conf: Conf) -> bool:
+    """Tells whether the tasks run on the driver's host: a local master, or a ``local-cluster`` of executors there."""
+    return is_local(conf) or bool(_LOCAL_CLUSTER.match(conf("spark.master") or ""))
+
+
 def num_slots(conf: Conf) -> int | None:
     """Returns how many tasks can run at once, None when the configuration does not tell."""
     master = conf("spark.master") or ""
@@ -99,4 +104,7 @@ def _advice(conf: Conf, num_proc: int) -> str:
     cores = num_proc * int(conf("spark.task.cpus") or 1)
     if is_local(conf):
         return f'master("local[{cores}]")'
+    if cluster := _LOCAL_CLUSTER.match(conf("spark.master") or ""):
+        each = max(int(cluster.group(2)), int(conf("spark.task.cpus") or 1))
+        return f'master("local-cluster[{-(-cores // each)},{each},1024]")'
     return f"spark.executor.instances times spark.executor.cores of at least {cores}"

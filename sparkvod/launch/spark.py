@@ -89,8 +89,9 @@ def run(
     num_proc = _spark_slots.check(conf, num_proc)
     timeout = config.get("spark_start_timeout") if start_timeout is None else float(start_timeout)
     function = dump_call(fn, args, kwargs)
-    local = _spark_slots.is_local(conf) and on_this_host(spark)
-    with _MailboxFolder(mailbox, mailbox_options, local) as folder:
+    here = _spark_slots.is_one_host(conf) and on_this_host(spark)
+    local = here and _spark_slots.is_local(conf)
+    with _MailboxFolder(mailbox, mailbox_options, here) as folder:
         listens = verbose > 0 or on_event is not None or stdout is not None or stderr is not None
         if not folder.url and listens:
             _logger.warning(

@@ -62,6 +62,29 @@ def test_too_few_slots() -> None:
         check(4, master="yarn", executor_instances="2")
 
 
+def test_the_advice_is_of_the_same_kind_of_master() -> None:
+    with pytest.raises(LaunchError, match=r'3 ranks .* slots for 2 .*master\("local-cluster\[3,1,1024\]"\)'):
+        check(3, master="local-cluster[2,1,512]")
+    with pytest.raises(LaunchError, match=r'master\("local-cluster\[2,2,1024\]"\)'):
+        check(3, master="local-cluster[1,2,512]")
+
+
+@pytest.mark.parametrize(
+    ("master", "one_host", "local"),
+    [
+        ("local", True, True),
+        ("local[*]", True, True),
+        ("local-cluster[2,1,512]", True, False),
+        ("spark://127.0.0.1:7077", False, False),
+        ("yarn", False, False),
+        ("", False, False),
+    ],
+)
+def test_where_the_tasks_run(master: str, one_host: bool, local: bool) -> None:
+    conf = {"spark.master": master}.get
+    assert (_spark_slots.is_one_host(conf), _spark_slots.is_local(conf)) == (one_host, local)
+
+
 def test_dynamic_allocation() -> None:
     with pytest.raises(LaunchError, match="dynamicAllocation.enabled=true was found.*enabled=false"):
         check(2, master="yarn", **{"dynamicAllocation_enabled": "true"})
