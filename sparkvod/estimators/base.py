@@ -18,7 +18,7 @@ from pyspark.ml import Estimator
 
 from sparkvod import log
 from sparkvod.data import Column, PreparedData, Store, open_prepared, prepare, release, request
-from sparkvod.errors import DataError, SparkvodError
+from sparkvod.errors import DataError, LaunchError, SparkvodError, WorkerError
 from sparkvod.estimators import checkpoint
 from sparkvod.estimators.columns import Input, Label, as_dict
 from sparkvod.estimators.model import ModelBase
@@ -40,6 +40,7 @@ _OPTIONS = (
     "train_steps_per_epoch",
     "validation_steps_per_epoch",
     "checkpoint_every",
+    "checkpoint_seconds",
     "shuffle",
     "scale_lr",
     "backward_passes_per_step",
@@ -235,7 +236,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
             self._check_run(task)
         with self._listening() as listener:
             started = time.time()
-            results: list[TrainResult] = _run(launcher, task, listener)
+            results = self._run_until_done(launcher, task, listener)
             ended = time.time()
         first = results[0]
         timings |= _split(started, first.moments, ended)
@@ -288,6 +289,32 @@ class EstimatorBase(TableParams, Saved, Estimator):
             val_batch_size=self.value("val_batch_size") or self.value("batch_size"),
             **options,
         )
+
+    def _run_until_done(self, launcher: Any, task: TrainTask, listener: Any) -> list[TrainResult]:
+        """Runs the task, again from its last checkpoint when a rank was lost, up to ``max_restarts`` times.
+
+        Every run is a new world with a new secret, so that a rank of an earlier one that is not dead yet cannot join.
+        """
+        lost: WorkerError | None = None
+        for restart in range(self.value("max_restarts") + 1):
+            if lost is not None:
+                _LOG.warning(
+                    "run %s starts again from its last checkpoint, restart %d of %d, because it lost a rank: %s",
+                    task.run_id,
+                    restart,
+                    self.value("max_restarts"),
+                    str(lost).partition("\n")[0],
+                )
+            try:
+                return _run(launcher, task, listener)
+            except LaunchError as error:
+                raise error from lost
+            except WorkerError as error:
+                if not error.lost_peer:
+                    raise
+                lost = error
+        assert lost is not None
+        raise lost
 
     def _check_run(self, task: TrainTask) -> None:
         """Refuses, before anything starts, to go on with a run of something else."""

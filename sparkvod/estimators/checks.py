@@ -43,6 +43,15 @@ def integer(minimum: int) -> Check:
     return check
 
 
+def seconds(value: Any) -> float:
+    """Takes a number above 0."""
+    if _is_bool(value) or not isinstance(value, abstract_numbers.Real):
+        raise TypeError("a number of seconds above 0 was expected")
+    if not 0 < float(value) < float("inf"):
+        raise ValueError("a number of seconds above 0 was expected")
+    return value if type(value) is float else float(value)
+
+
 def boolean(value: Any) -> bool:
     """Takes True or False."""
     if not _is_bool(value):

@@ -159,6 +159,18 @@ ESTIMATOR: tuple[Entry, ...] = (
         "name of the run: an interrupted run of that name goes on from its last checkpoint",
     ),
     Entry("checkpoint_every", None, _POSITIVE, "steps between checkpoints, besides the one at the end of each epoch"),
+    Entry(
+        "checkpoint_seconds",
+        None,
+        checks.seconds,
+        "seconds after which a step is followed by a checkpoint, by rank 0's clock; besides the others",
+    ),
+    Entry(
+        "max_restarts",
+        0,
+        checks.integer(0),
+        "times that a run which lost a rank is started again from its last checkpoint; never for an exception of yours",
+    ),
     # the data
     Entry("reader", "auto", checks.choice("auto", "arrow"), "how prepared data is read: auto or arrow"),
     Entry("partitions_per_process", 10, _POSITIVE, "Parquet files per rank that data is prepared in, at most"),

@@ -47,6 +47,7 @@ class TrainTask:
     train_steps_per_epoch: int | None = None
     validation_steps_per_epoch: int | None = None
     checkpoint_every: int | None = None
+    checkpoint_seconds: float | None = None
     shuffle: bool = True
     scale_lr: bool = False
     backward_passes_per_step: int = 1

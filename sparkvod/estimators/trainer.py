@@ -87,6 +87,8 @@ class Trainer:
         self._rows = 0
         self._asked_to_stop = self._ends = False
         self._posted = 0.0
+        self._saved = time.monotonic()
+        self._late: sums.PendingSum | None = None
         self._stand_in: dict[str, np.ndarray] | None = None
 
     @property
@@ -171,6 +173,19 @@ class Trainer:
             state = self.adapter.state()
             content = Checkpoint(epoch, step, self._seed, self.history, self.task.fingerprint, state, ranks).to_bytes()
             self.task.store.write_bytes(path, content)
+        self._saved = time.monotonic()
+
+    def _due(self, steps: int) -> bool:
+        """Tells, alike on all ranks, whether a checkpoint follows after so many steps of an epoch."""
+        every, seconds = self.task.checkpoint_every, self.task.checkpoint_seconds
+        due = bool(every) and steps % (every or 1) == 0
+        if seconds is None:
+            return due
+        # What rank 0 said after the step before has travelled with this step's gradients: nobody waits for it.
+        late = self._late is not None and self._late.result()[0] > 0
+        mine = float(self.rank == 0 and not late and time.monotonic() - self._saved >= seconds)
+        self._late = sums.PendingSum(f"sparkvod.late.{steps % 2}", np.array([mine]))
+        return due or late
 
     # ---- an epoch -------------------------------------------------------------------------------------------------
 
@@ -190,9 +205,12 @@ class Trainer:
                 speed.add(batch.global_rows)
                 self._progress(epoch, step + 1, steps, speed, running)
                 self._call("on_batch_end", epoch, step)
-                if task.checkpoint_every and (step + 1) % task.checkpoint_every == 0 and step + 1 < steps:
+                if self._due(step + 1) and step + 1 < steps:
                     self._save(epoch, step + 1, running)
         speed.end()
+        if self._late is not None:
+            self._late.result()
+            self._late = None
         record: dict[str, Any] = {"epoch": epoch, "train": adapter.record(sums.across("sparkvod.train", running))}
         adapter.share_buffers()
         if val_reader is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 import traceback
 from collections.abc import Iterable
@@ -24,6 +25,8 @@ from sparkvod.errors import (
 
 _OWN_FRAMES = str(Path(__file__).parent)
 _TEXT_LIMIT = 64 << 10
+_NOTICED = (PeerLostError.__name__, ShutDownError.__name__, CollectiveTimeoutError.__name__)
+_RAISED = re.compile(r"rank \d+ raised (\w+)")
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ class Failure:
         """Returns what to raise, with the worker's own exception as its cause when that came along."""
         if not self.kind:
             return WorkerLostError(self.rank, self.host, self.message, self.traceback)
-        error = WorkerError(self.rank, self.host, self.kind, self.message, self.traceback, self.severity > 0)
+        lost_peer = self.severity == 2 and not _of_a_function(self.message)
+        error = WorkerError(self.rank, self.host, self.kind, self.message, self.traceback, lost_peer)
         if self.exception:
             try:
                 error.__cause__ = cloudpickle.loads(self.exception)
@@ -110,6 +114,15 @@ def _severity(error: BaseException) -> int:
             level = 1
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return level
+
+
+def _of_a_function(message: str) -> bool:
+    """Tells whether what a rank noticed was the end of another by an exception, in the words of that rank's good-bye.
+
+    Its own failure says so better, but may be the one that did not arrive.
+    """
+    kinds = _RAISED.findall(message)
+    return bool(kinds) and kinds[-1] not in _NOTICED
 
 
 def _format(error: BaseException) -> str:

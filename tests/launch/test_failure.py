@@ -80,3 +80,19 @@ def test_the_errors_can_be_pickled() -> None:
         assert type(again) is type(error)
         assert (str(again), again.__dict__) == (str(error), error.__dict__)
     assert pickle.loads(pickle.dumps(HostsUpdatedInterrupt(True))).skip_sync is True
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (PeerLostError("rank 1 on there was lost"), True),
+        (CollectiveTimeoutError("rank 1 had not submitted x"), True),
+        (PeerLostError("rank 2 raised PeerLostError: rank 1 on there was lost"), True),
+        (PeerLostError("rank 1 raised ValueError: mine"), False),
+        (PeerLostError("rank 2 raised PeerLostError: rank 1 raised ValueError: mine"), False),
+        (MismatchError("rank 1 sent float32 [2], rank 0 sent float32 [3]"), False),
+        (ValueError("mine"), False),
+    ],
+)
+def test_only_a_lost_rank_is_worth_running_again(error: Exception, lost: bool) -> None:
+    assert Failure.capture(error, 0, "here").error().lost_peer is lost
