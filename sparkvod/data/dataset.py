@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkvod import log
+from sparkvod.data import unischema
 from sparkvod.data.claims import CLAIM
 from sparkvod.data.schema import Column, from_arrow, row_nbytes, unconvertible
 from sparkvod.data.store import FilesystemStore, is_data_file
@@ -51,6 +53,8 @@ class Dataset:
         fingerprint: digest of the content, in order, for data that we prepared; of names, sizes and rows for others'.
         refused: the columns that cannot be used, each with the message that says why and what to do.
         storage_options: options of the fsspec file system.
+        codecs: for data that Petastorm wrote with a Unischema, the columns that only Petastorm can decode, each with
+            its codec; None for plain Parquet.
     """
 
     path: str
@@ -61,6 +65,7 @@ class Dataset:
     fingerprint: str
     refused: dict[str, str] = field(default_factory=dict)
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    codecs: dict[str, str] | None = None
 
     @property
     def rows(self) -> int:
@@ -234,13 +239,7 @@ def from_footers(store: FilesystemStore, path: str) -> Dataset:
     with ThreadPoolExecutor(16) as pool:
         footers = list(pool.map(footer, names))
     schema = footers[0][0]
-    columns, refused = [], {}
-    for entry in schema:
-        column = from_arrow(entry.name, entry.type)
-        if column is None:
-            refused[entry.name] = str(unconvertible(entry.name, str(entry.type)))
-        else:
-            columns.append(column)
+    columns, refused, codecs = _columns(store, path, schema)
     groups: list[tuple[int, int, int, int]] = []
     nulls: Counter[str] = Counter()
     widths: dict[str, set[float]] = {c.name: set() for c in columns if c.shape == (-1,)}
@@ -278,10 +277,28 @@ def from_footers(store: FilesystemStore, path: str) -> Dataset:
         fingerprint=digest([sorted(store.listing(path).items()), groups]),
         refused=refused,
         storage_options=store.storage_options,
+        codecs=codecs,
     )
     if dataset.rows == 0:
         raise DataError(f"the Parquet files in {path} have no rows; at least one was expected")
     return dataset
+
+
+def _columns(
+    store: FilesystemStore, path: str, schema: pa.Schema
+) -> tuple[list[Column], dict[str, str], dict[str, str] | None]:
+    """Returns the columns of a schema that can become tensors, why the others cannot, and :attr:`Dataset.codecs`."""
+    found = unischema.find(store, path)
+    if found is not None:
+        return unischema.columns(found, schema)
+    columns, refused = [], {}
+    for entry in schema:
+        column = from_arrow(entry.name, entry.type)
+        if column is None:
+            refused[entry.name] = str(unconvertible(entry.name, str(entry.type)))
+        else:
+            columns.append(column)
+    return columns, refused, None
 
 
 def _fields(schema: Any) -> list[str]:

@@ -172,7 +172,12 @@ ESTIMATOR: tuple[Entry, ...] = (
         "times that a run which lost a rank is started again from its last checkpoint; never for an exception of yours",
     ),
     # the data
-    Entry("reader", "auto", checks.choice("auto", "arrow"), "how prepared data is read: auto or arrow"),
+    Entry(
+        "reader",
+        "auto",
+        checks.choice("auto", "arrow", "petastorm"),
+        "how data is read: auto (petastorm for what Petastorm wrote, else arrow), arrow or petastorm",
+    ),
     Entry("partitions_per_process", 10, _POSITIVE, "Parquet files per rank that data is prepared in, at most"),
     Entry(
         "transformation_fn",

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkvod.data.dataset import Dataset
+from sparkvod.errors import DataError
 
 READERS = {
     "arrow": "sparkvod.data.readers.arrow:ArrowReader",
+    "petastorm": "sparkvod.data.readers.petastorm:PetastormReader",
 }
 
 
@@ -116,7 +118,7 @@ def open_reader(
     """Returns a reader by name.
 
     Args:
-        name: ``auto`` (the fastest that can read the data) or a name of :data:`READERS`.
+        name: a name of :data:`READERS`, or ``auto``: ``petastorm`` for data with a Unischema, ``arrow`` for the rest.
         dataset: what to read.
         columns: names of the columns to read, None for all.
         batch_size: rows per step and rank.
@@ -126,10 +128,19 @@ def open_reader(
         seed: the job's seed.
 
     Raises:
+        DataError: the reader cannot decode a column.
         ValueError: there is no reader of this name.
     """
     if name != "auto" and name not in READERS:
         raise ValueError(f"reader {name!r} was found, one of auto, {', '.join(READERS)} was expected")
-    module, kind = READERS["arrow" if name == "auto" else name].split(":")
+    if name == "auto":
+        name = "arrow" if dataset.codecs is None else "petastorm"
+    module, kind = READERS[name].split(":")
+    for column, codec in (dataset.codecs or {}).items() if name == "arrow" else ():
+        if columns is None or column in columns:
+            raise DataError(
+                f"column {column!r} of {dataset.path} was written by Petastorm with {codec}, a plain column was "
+                "expected by the reader 'arrow'; use 'petastorm' or 'auto'"
+            )
     reader: type[Reader] = getattr(importlib.import_module(module), kind)
     return reader(dataset, columns, batch_size, rank, num_proc, shuffle, seed)
