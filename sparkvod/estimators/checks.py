@@ -49,7 +49,7 @@ def seconds(value: Any) -> float:
         raise TypeError("a number of seconds above 0 was expected")
     if not 0 < float(value) < float("inf"):
         raise ValueError("a number of seconds above 0 was expected")
-    return value if type(value) is float else float(value)
+    return float(value)
 
 
 def boolean(value: Any) -> bool:

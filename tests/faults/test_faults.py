@@ -1,0 +1,95 @@
+"""A rank that dies in mid-epoch: how soon the others and ``fit`` know, and what they say. Prints a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkvod.errors import WorkerError
+from tests.faults import faults
+
+pytest.importorskip("sparkvod._native", reason="the engine is not built")
+pytest.importorskip("torch", reason="PyTorch is not installed")
+ROOT = Path(__file__).resolve().parents[2]
+KNOB = 2.0  # SPARKVOD_COLLECTIVE_TIMEOUT, seconds
+# Spark may hear of the end of a process from the others before it sees it: both name the rank that is the cause.
+SAYS = {
+    "raise": "rank 1 on .* raised ArithmeticError: raised by the test",
+    "exit": "rank 1 on .*: its process ended",
+    "kill": "rank 1 on .*: its process ended",
+    "stop": "CollectiveTimeoutError: .*rank 1",
+}
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    lines: list[str] = []
+    yield lines
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\n{'seconds after the fault':<28}{'the other ranks':>18}{'fit':>8}   first cause", *lines, sep="\n")
+
+
+def row(how: str, others: list[float], fit: float, said: str) -> str:
+    noticed = " ".join(f"{seconds:.2f}" for seconds in others) or "ended with it"
+    return f"{how:<28}{noticed:>18}{fit:>8.2f}   {said.splitlines()[0][:90]}"
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("how", ["raise", "exit", "kill", "stop"])
+def test_a_rank_that_dies(spark: Any, tmp_path: Path, table: list[str], full: bool, how: str) -> None:
+    from sparkvod.estimators import SparkBackend
+
+    if how == "exit" and not full:
+        pytest.skip("like kill; make test-full")
+    env = {"SPARKVOD_COLLECTIVE_TIMEOUT": f"{KNOB:g}"} if how == "stop" else {}
+    backend = SparkBackend(num_proc=3, env=env, verbose=0)
+    with pytest.raises(WorkerError) as caught:
+        faults.fit(faults.frame(spark), tmp_path / "store", backend=backend, callbacks=[faults.Fault(tmp_path, how)])
+    at_fit = time.time() - faults.fault_time(tmp_path)
+    others = {rank: note for rank, note in faults.errors(tmp_path).items() if rank != 1}
+    noticed = sorted(note["time"] - faults.fault_time(tmp_path) for note in others.values())
+    table.append(row(how, noticed, at_fit, str(caught.value)))
+    knob = KNOB if how == "stop" else 0.0
+    assert len(noticed) == 2
+    assert noticed[-1] < 1 + knob
+    assert at_fit < 3 + knob
+    assert re.search(SAYS[how], str(caught.value).splitlines()[0]), caught.value
+    assert caught.value.lost_peer is (how != "raise")
+    for note in others.values():  # whom they lost, or what it told them before it left
+        assert "rank 1" in note["message"], note
+    assert faults.await_none_busy(tmp_path) == []
+
+
+@pytest.mark.timeout(170)
+def test_an_executor_that_is_killed_costs_a_restart_and_no_bit(tmp_path: Path, table: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("cluster_script.py")), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=160,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads((tmp_path / "told.json").read_text())
+    table.append(row("executor killed", told["others"], told["fit"], told["error"]))
+    assert told["kind"] == "WorkerLost"
+    assert told["lost_peer"]
+    assert all(seconds < 1 for seconds in told["others"])
+    assert told["fit"] < 3
+    assert told["left"] == []
+    assert told["equal"], "the run that lost an executor ended in other weights than the unbroken one"
+    assert told["restarts"] == 1
+    pids = [int(path.name.split("-")[2]) for path in tmp_path.glob("*/pid-*")]
+    assert pids
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
