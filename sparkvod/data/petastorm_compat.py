@@ -9,6 +9,7 @@ What is mended:
 
 * pyarrow: its old file systems, now fsspec's, and the data set of pieces (``petastorm_pieces``);
 * numpy: names that numpy 2 has dropped;
+* columns of lists of fixed size, large lists and large strings, which Petastorm leaves out with a warning;
 * the end of an epoch: the pools ask "is all that was handed out processed?" first and "is everything handed out?"
   after, and when the last pieces are handed out in between they end without them (the dummy pool can also wait for
   ever). Here the second question is asked before the first is believed;
@@ -40,7 +41,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from sparkvod.data.petastorm_pieces import ParquetDataset, ParquetDatasetPiece
+from sparkvod.data.petastorm_pieces import ParquetDataset, ParquetDatasetPiece, as_lists
 from sparkvod.errors import DataError
 
 _ENTRY = "import sys; sys.path.append({root!r}); from sparkvod.data import petastorm_compat as c; c.run_child({path!r})"
@@ -167,6 +168,21 @@ def _dataset_metadata(module: Any) -> None:
     module._generate_num_row_groups_per_file = count_row_groups
 
 
+def _unischema(module: Any) -> None:
+    original = module.Unischema.from_arrow_schema.__func__
+
+    def from_arrow_schema(cls: Any, parquet_dataset: Any, omit_unsupported_fields: bool = True) -> Any:
+        """Infers the fields of the types that pieces are read as; lists of fixed size would be left out."""
+        written = parquet_dataset.pieces[0].get_metadata().schema.to_arrow_schema()
+        schema = as_lists(written.empty_table()).schema
+        footer = types.SimpleNamespace(schema=types.SimpleNamespace(to_arrow_schema=lambda: schema))
+        piece = types.SimpleNamespace(get_metadata=lambda: footer)
+        view = types.SimpleNamespace(partitions=parquet_dataset.partitions, pieces=[piece])
+        return original(cls, view, omit_unsupported_fields)
+
+    module.Unischema.from_arrow_schema = classmethod(from_arrow_schema)
+
+
 def _weighted_sampling(module: Any) -> None:
     """Numpy's old name for Python's float, which this one module uses."""
     module.np = types.SimpleNamespace(**{**vars(np), "float": float})
@@ -252,6 +268,7 @@ _MENDS: dict[str, Callable[[Any], None]] = {
     "petastorm.etl.rowgroup_indexing": _pieces,
     "petastorm.etl.petastorm_generate_metadata": _pieces,
     "petastorm.etl.dataset_metadata": _dataset_metadata,
+    "petastorm.unischema": _unischema,
     "petastorm.weighted_sampling_reader": _weighted_sampling,
     "petastorm.workers_pool.thread_pool": _thread_pool,
     "petastorm.workers_pool.process_pool": _process_pool,

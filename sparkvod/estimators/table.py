@@ -46,7 +46,7 @@ class Entry:
 
 
 _POSITIVE = checks.integer(1)
-_READERS = "the Arrow reader decodes in one thread per rank and prefetches in another"
+_READERS = "readers decode in one thread per rank and prefetch in another"
 
 ESTIMATOR: tuple[Entry, ...] = (
     # what is trained

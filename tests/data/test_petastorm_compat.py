@@ -197,6 +197,24 @@ def test_partitions_and_filters(spark: Any, tmp_path: Path) -> None:
         ParquetDataset(str(empty))
 
 
+def test_lists_of_fixed_size_are_not_left_out(tmp_path: Path) -> None:
+    petastorm = petastorm_compat.require()
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float32)), 3)
+    table = pa.table(
+        {
+            "fixed": lists,
+            "large": lists.cast(pa.large_list(pa.float32())),
+            "text": pa.array(list("abcd"), pa.large_string()),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    with petastorm.make_batch_reader(f"file://{tmp_path}", reader_pool_type="dummy", num_epochs=1) as reader:
+        (batch,) = list(reader)
+    np.testing.assert_array_equal(batch.fixed, np.arange(12, dtype=np.float32).reshape(4, 3))
+    np.testing.assert_array_equal(batch.large, batch.fixed)
+    assert batch.text.tolist() == list("abcd")
+
+
 def test_torch_loader(plain: str) -> None:
     petastorm = petastorm_compat.require()
     pytest.importorskip("torch")
