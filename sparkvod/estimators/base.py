@@ -393,9 +393,12 @@ class EstimatorBase(TableParams, Saved, Estimator):
         return Store.create(self._folder.name)
 
     def _mailbox(self, spark: Any) -> dict[str, Any]:
-        """Returns where workers leave log lines and progress: in the store, where they share no directory with us."""
+        """Returns where workers leave log lines and progress: in the store, where they share no directory with us.
+
+        Also where nobody listens: by it the launcher knows whether the ranks have started, and which one failed first.
+        """
         store = self.value("store")
-        if store is None or spark is None or not self.value("verbose") or _shares_directories(spark):
+        if store is None or spark is None or _shares_directories(spark):
             return {}
         store = Store.create(store) if isinstance(store, str) else store
         return {"mailbox": f"{store.get_runs_path()}/.mailbox", "mailbox_options": store.storage_options}
