@@ -152,6 +152,35 @@ def test_values_that_are_not_as_the_unischema_says(spark: Any, everything: Datas
         next(reader.epoch(0))
 
 
+def test_large_groups_are_decoded_in_parts_and_from_any_file_system(
+    everything: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    from sparkvod.data.readers import arrow
+
+    folder = "memory://sparkvod-petastorm/intermediate_train_data"
+    memory = fsspec.filesystem("memory")
+    try:
+        for path in Path(everything.path).glob("*.parquet"):
+            with memory.open(f"{folder}/{path.name}", "wb") as file:
+                pq.write_table(pq.read_table(path), file, row_group_size=5)
+        memory.pipe_file(f"{folder}/_common_metadata", Path(everything.path, "_common_metadata").read_bytes())
+        monkeypatch.setattr(arrow, "PART_BYTES", 60)
+        monkeypatch.setattr(arrow, "SMALL_WINDOW", 0)
+        dataset = open_prepared(FilesystemStore("memory://sparkvod-petastorm")).train
+        seen = []
+        for rank in range(2):
+            with open_reader("auto", dataset, ["id", "matrix"], 7, rank, 2) as reader:
+                assert reader._parts.max() > 1  # type: ignore[attr-defined]
+                for batch in reader.epoch(0):
+                    np.testing.assert_array_equal(batch.columns["matrix"][:, 1, 2], batch.columns["id"] + 2)
+                    seen += batch.columns["id"].tolist()
+        assert sorted(seen) == list(range(100))
+    finally:
+        memory.rm("/sparkvod-petastorm", recursive=True)
+
+
 class _Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("unpickled",))
