@@ -25,7 +25,7 @@ from sparkvod.estimators.model import ModelBase
 from sparkvod.estimators.params import TableParams
 from sparkvod.estimators.persistence import Saved
 from sparkvod.estimators.task import TrainResult, TrainTask, train
-from sparkvod.launch.spark import SparkLauncher, on_this_host
+from sparkvod.launch.spark import SparkLauncher, advising, check_session, on_this_host
 from sparkvod.observe.progress import ProgressBar, write_line
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
     def _fit(self, dataset: DataFrame) -> ModelBase:
         timings, began = Timings(), time.perf_counter()
         with timings.phase("preparing"):
+            check_session(dataset.sparkSession)
             launcher, payload = self._begin(dataset.sparkSession)
             asked: dict[str, Any] = {
                 "label_cols": self.value("label_cols"),
@@ -151,14 +152,15 @@ class EstimatorBase(TableParams, Saved, Estimator):
             self._check_early(dataset, payload, asked)
             store = self._store(dataset.sparkSession)
             store.check_writable()
-            data = prepare(
-                dataset,
-                store,
-                num_proc=launcher.num_processes(),
-                partitions_per_process=self.value("partitions_per_process"),
-                verbose=self.value("verbose"),
-                **asked,
-            )
+            with advising():
+                data = prepare(
+                    dataset,
+                    store,
+                    num_proc=launcher.num_processes(),
+                    partitions_per_process=self.value("partitions_per_process"),
+                    verbose=self.value("verbose"),
+                    **asked,
+                )
         try:
             return self._train(launcher, payload, store, data, asked["feature_cols"], timings, began)
         finally:

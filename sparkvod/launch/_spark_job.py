@@ -14,6 +14,7 @@ from typing import Any
 from sparkvod import log
 from sparkvod.errors import LaunchError, WorkerError
 from sparkvod.launch import _spark_worker
+from sparkvod.launch._spark_session import missing_module
 from sparkvod.launch.failure import Failure, first_cause
 from sparkvod.launch.launcher import EventHandler
 from sparkvod.launch.output import LinePrinter
@@ -222,6 +223,8 @@ class Job:
                 "the ranks' results together are larger than spark.driver.maxResultSize allows; return less (write it "
                 "to a store), or start the session with a larger spark.driver.maxResultSize"
             )
+        if advice := missing_module(text):
+            return LaunchError(f"the Spark job failed outside the function: {advice}")
         return LaunchError(f"the Spark job failed outside the function: {_essence(text)}")
 
     def _await_cause(self) -> None:

@@ -99,10 +99,26 @@ def decode(text: str) -> list[Failure]:
 
 
 def _run(task: Task, spark: BarrierTaskContext, order: list[int], rank: int, size: int) -> bytes:
-    host = socket.gethostname()
     private = task.private and is_private(task.mailbox)
     box = mailbox.Mailbox(task.mailbox, task.mailbox_options) if task.mailbox and private == task.private else None
     poster: mailbox.Poster = box.poster(rank) if box else mailbox.NullPoster()
+    with contextlib.ExitStack() as closing:  # and not finally: the traceback would end in its lines
+        if box:
+            closing.callback(box.close)
+        return _attempt(task, spark, order, rank, size, box, poster)
+
+
+def _attempt(
+    task: Task,
+    spark: BarrierTaskContext,
+    order: list[int],
+    rank: int,
+    size: int,
+    box: mailbox.Mailbox | None,
+    poster: mailbox.Poster,
+) -> bytes:
+    host = socket.gethostname()
+    private = box is not None and task.private
     try:
         with contextlib.ExitStack() as stack:
             stack.callback(config.set_environment, config.set_environment(task.env))
@@ -128,9 +144,6 @@ def _run(task: Task, spark: BarrierTaskContext, order: list[int], rank: int, siz
         if failure.severity > 0 and not private:
             time.sleep(_CAUSE_SECONDS)  # the rank that is the cause shall be the first that Spark hears of
         raise _to_spark(e, failure, private) from e
-    finally:
-        if box:
-            box.close()
 
 
 def _to_spark(error: BaseException, failure: Failure, told: bool) -> TaskFailedError:

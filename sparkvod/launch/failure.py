@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sys
 import time
 import traceback
 from collections.abc import Iterable
@@ -25,6 +26,7 @@ from sparkvod.errors import (
 
 _OWN_FRAMES = str(Path(__file__).parent)
 _TEXT_LIMIT = 64 << 10
+_PACKAGES = ("sparkvod", "pyarrow", "torch", "numpy", "fsspec")
 _NOTICED = (PeerLostError.__name__, ShutDownError.__name__, CollectiveTimeoutError.__name__)
 _RAISED = re.compile(r"rank \d+ raised (\w+)")
 
@@ -60,7 +62,7 @@ class Failure:
             rank,
             host,
             type(error).__name__,
-            _cut(str(error)),
+            _cut(_message(error)),
             _cut(_format(error)),
             time.time(),
             _severity(error),
@@ -126,11 +128,31 @@ def _of_a_function(message: str) -> bool:
 
 
 def _format(error: BaseException) -> str:
-    """Formats the traceback without the launcher's own frames on top."""
-    top = error.__traceback__
-    while top is not None and top.tb_next is not None and top.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
-        top = top.tb_next
-    return "".join(traceback.format_exception(type(error), error, top))
+    """Formats the traceback, and those of the errors behind it, without the launcher's own frames on top.
+
+    What the launcher does around a function, and to clean up after it, says nothing about its error.
+    """
+    described = traceback.TracebackException.from_exception(error)
+    links: list[traceback.TracebackException | None] = [described]
+    while links:
+        link = links.pop()
+        if link is None:
+            continue
+        while len(link.stack) > 1 and link.stack[0].filename.startswith(_OWN_FRAMES):
+            del link.stack[0]
+        links += [link.__cause__, link.__context__]
+    return "".join(described.format())
+
+
+def _message(error: BaseException) -> str:
+    """Returns the error's text; for a package that a rank needs and lacks, with the interpreter that lacks it."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in _PACKAGES:
+        return str(error)
+    return (
+        f"{error}: this rank's Python, {sys.executable}, lacks {name}; install it there, or start with PYSPARK_PYTHON "
+        "(spark.pyspark.python) naming an interpreter on this host that has it"
+    )
 
 
 def _cut(text: str) -> str:

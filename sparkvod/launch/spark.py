@@ -20,9 +20,12 @@ from sparkvod.errors import LaunchError
 from sparkvod.launch import _spark_slots, _spark_worker
 from sparkvod.launch._pickle import dump_call
 from sparkvod.launch._spark_job import Job
+from sparkvod.launch._spark_session import advising, check_session, check_workers_python, is_connect, no_session
 from sparkvod.launch.launcher import EventHandler, Launcher
 from sparkvod.launch.output import LinePrinter
 from sparkvod.observe.mailbox import Mailbox
+
+__all__ = ["SparkLauncher", "advising", "check_session", "check_workers_python", "on_this_host", "run"]
 
 _logger = log.get("launch.spark")
 _sees_us: dict[str, bool] = {}
@@ -79,12 +82,14 @@ def run(
     Raises:
         WorkerError: a rank failed: the first cause, with its rank, host and traceback; its ``__cause__`` is the rank's
             own exception when that can be pickled.
-        LaunchError: no session, too few slots, dynamic allocation, or the tasks did not start in time.
+        LaunchError: no session, a workers' Python without sparkvod, too few slots, dynamic allocation, or the tasks
+            did not start in time.
         TypeError: the function or its arguments cannot be pickled.
         ValueError: ``num_proc`` is below 1.
     """
     _warn_of_meaningless(use_mpi=use_mpi, extra_mpi_args=extra_mpi_args, nics=nics, executable=executable)
     spark = spark or _session()
+    check_session(spark)
     conf = _spark_slots.conf_of(spark)
     num_proc = _spark_slots.check(conf, num_proc)
     timeout = config.get("spark_start_timeout") if start_timeout is None else float(start_timeout)
@@ -171,9 +176,7 @@ def _session() -> Any:
     try:
         return SparkSession.active()
     except Exception as e:  # the class differs between classic, Connect and releases
-        raise LaunchError(
-            "there is no active Spark session; make one with SparkSession.builder...getOrCreate() before run()"
-        ) from e
+        raise LaunchError(no_session(type(e).__name__)) from e
 
 
 def on_this_host(spark: Any) -> bool:
@@ -182,7 +185,7 @@ def on_this_host(spark: Any) -> bool:
     In classic Spark they do. In Connect the server may be anywhere, also at the other end of a tunnel, so a task
     looks for a directory made here, once per session.
     """
-    client = getattr(spark, "client", None) if "connect" in type(spark).__module__ else None
+    client = getattr(spark, "client", None) if is_connect(spark) else None
     if client is None:
         return True
     if getattr(client, "host", "") not in ("localhost", "127.0.0.1", "[::1]"):

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import traceback
+from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from sparkvod.errors import (
@@ -12,7 +16,7 @@ from sparkvod.errors import (
     WorkerError,
     WorkerLostError,
 )
-from sparkvod.launch._spark_worker import decode, encode
+from sparkvod.launch._spark_worker import Task, TaskFailedError, _run, decode, encode
 from sparkvod.launch.failure import Failure, first_cause
 
 
@@ -96,3 +100,47 @@ def test_the_errors_can_be_pickled() -> None:
 )
 def test_only_a_lost_rank_is_worth_running_again(error: Exception, lost: bool) -> None:
     assert Failure.capture(error, 0, "here").error().lost_peer is lost
+
+
+def test_the_launchers_frames_are_left_out_of_the_errors_behind_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def users() -> None:
+        raise KeyError("first")
+
+    space: dict[str, object] = {"users": users}
+    exec(compile("def ours():\n    users()\n", "/the/launcher/cleanup.py", "exec"), space)
+    monkeypatch.setattr("sparkvod.launch.failure._OWN_FRAMES", "/the/launcher")
+    try:
+        space["ours"]()  # type: ignore[operator]
+    except KeyError as first:
+        told = Failure.capture(caught(ValueError("second"), strip_to(first, "/the/launcher")), 0, "host").traceback
+    assert all(word in told for word in ("first", "second", "users"))
+    assert "cleanup.py" not in told
+
+
+def strip_to(error: BaseException, folder: str) -> BaseException:
+    """As an error that was caught in a launcher's file: its frames begin there."""
+    top = error.__traceback__
+    while top is not None and not top.tb_frame.f_code.co_filename.startswith(folder):
+        top = top.tb_next
+    return error.with_traceback(top)
+
+
+@pytest.mark.parametrize("name", ["torch", "pyarrow.lib"])
+def test_a_package_that_a_rank_lacks_is_told_with_its_python(name: str) -> None:
+    message = Failure.capture(ModuleNotFoundError(f"No module named '{name}'", name=name), 0, "host").message
+    assert f"this rank's Python, {sys.executable}, lacks {name.partition('.')[0]}; install it there" in message
+    users = Failure.capture(ModuleNotFoundError("No module named 'mine'", name="mine"), 0, "host")
+    assert users.message == "No module named 'mine'"
+
+
+def test_what_spark_logs_of_a_task_ends_where_it_was_raised(tmp_path: Path) -> None:
+    class Context:
+        def partitionId(self) -> int:  # noqa: N802 - Spark's name
+            return 0
+
+    task = Task(cloudpickle.dumps((int, ("x",), {})), mailbox=str(tmp_path), private=True)
+    with pytest.raises(TaskFailedError, match="ValueError: invalid literal") as failed:
+        _run(task, Context(), [0], 0, 1)  # type: ignore[arg-type]
+    lines = [frame.line or "" for frame in traceback.extract_tb(failed.value.__traceback__)]
+    assert lines[-1].startswith("raise _to_spark(")
+    assert not [line for line in lines if "close()" in line]
