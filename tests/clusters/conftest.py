@@ -35,8 +35,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return outcome
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def only_in_full(full: bool) -> None:
-    """Skips what ``make test`` has no time for."""
+    """Skips what ``make test`` has no time for; clusters ask for it too, so that they are not even started."""
     if not full:
         pytest.skip("a cluster of its own: runs with --full")

@@ -33,7 +33,7 @@ def in_process(folder: Path, packed: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path, packed: Path) -> Any:
+def served(only_in_full: None, folder: Path, packed: Path) -> Any:
     with servers.connect_server(folder / "server") as url:
         return drive(folder / "driver", packed, url, ["fit", "where", "slots", "held", "together"])
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("only_in_full")]
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, Any]:
+def found(only_in_full: None, folder: Path) -> dict[str, Any]:
     conf = {"spark.master": "local-cluster[2,1,1024]"}
     artifacts = {"pyfile": [str(servers.MODULE)]}
     steps = ["fit", "where", "slots", "together"]
