@@ -41,10 +41,19 @@ Result CheckAgreement(int rank, const std::vector<Endpoint>& endpoints) {
       return Result::Fail(Code::kInvalid, "transport 'shm' was asked for, but rank " +
                                               std::to_string(r) + " runs on another host, " +
                                               b.host + "; leave SPARKVOD_TRANSPORT at 'auto'");
-    if (a.staging_bytes != b.staging_bytes)
-      return Result::Fail(Code::kInvalid, "SPARKVOD_STAGING_BYTES differs between rank " +
-                                              std::to_string(rank) + " and rank " +
-                                              std::to_string(r) + "; set one value on all ranks");
+    // What every rank decides for itself from these must come out the same everywhere.
+    const struct {
+      const char* knob;
+      uint64_t own, other;
+    } shared[] = {{"SPARKVOD_STAGING_BYTES", a.staging_bytes, b.staging_bytes},
+                  {"SPARKVOD_FUSION_THRESHOLD", a.fusion_threshold, b.fusion_threshold},
+                  {"SPARKVOD_CACHE_CAPACITY", a.cache_capacity, b.cache_capacity}};
+    for (const auto& s : shared)
+      if (s.own != s.other)
+        return Result::Fail(Code::kInvalid, std::string(s.knob) + " is " + std::to_string(s.own) +
+                                                " on rank " + std::to_string(rank) + " and " +
+                                                std::to_string(s.other) + " on rank " +
+                                                std::to_string(r) + "; set one value on all ranks");
   }
   return {};
 }

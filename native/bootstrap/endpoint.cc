@@ -38,6 +38,8 @@ std::string Endpoint::Encode() const {
   w.Put<int32_t>(port);
   w.Put(staging_bytes);
   w.Put(arena_bytes);
+  w.Put(fusion_threshold);
+  w.Put(cache_capacity);
   w.Put(static_cast<uint32_t>(addresses.size()));
   for (const std::string& a : addresses) w.PutString(a);
   return w.Take();
@@ -57,6 +59,8 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
   out->port = r.Get<int32_t>();
   out->staging_bytes = r.Get<uint64_t>();
   out->arena_bytes = r.Get<uint64_t>();
+  out->fusion_threshold = r.Get<uint64_t>();
+  out->cache_capacity = r.Get<uint64_t>();
   const size_t count = r.GetCount(sizeof(uint32_t));
   for (size_t i = 0; i < count; ++i) out->addresses.push_back(r.GetString(kAddressLimit));
   if (!r.ok() || !r.AtEnd())
@@ -85,6 +89,8 @@ Endpoint Endpoint::OfThisProcess(const Config& config) {
     at = stat.find(' ', at + (field > 3 ? 1 : 0));
   if (at != std::string::npos) e.process += stat.substr(at + 1, stat.find(' ', at + 1) - at - 1);
   e.transport = config.transport;
+  e.fusion_threshold = static_cast<uint64_t>(config.fusion_threshold);
+  e.cache_capacity = static_cast<uint64_t>(config.cache_capacity);
   e.staging_bytes = static_cast<uint64_t>(config.staging_bytes);
   e.arena_bytes = static_cast<uint64_t>(config.arena_bytes);
   if (e.arena_bytes == 0) {

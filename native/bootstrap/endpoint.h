@@ -20,6 +20,8 @@ struct Endpoint {
   int port = 0;
   uint64_t staging_bytes = 0;
   uint64_t arena_bytes = 0;
+  uint64_t fusion_threshold = 0;
+  uint64_t cache_capacity = 0;
 
   std::string Encode() const;
   static Result Decode(const std::string& bytes, int rank, Endpoint* out);

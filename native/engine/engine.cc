@@ -1,6 +1,7 @@
 #include "native/engine/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace sparkvod {
@@ -85,6 +86,13 @@ Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64
     return Result::Fail(Code::kInvalid,
                         "'" + request.name + "' has " + std::to_string(request.entries.size()) +
                             " tensors; at least one, with its memory, was expected");
+  if (request.name.size() > kNameLimit)
+    return Result::Fail(Code::kInvalid, "a name of " + std::to_string(request.name.size()) +
+                                            " bytes was found, at most " +
+                                            std::to_string(kNameLimit) + " were expected");
+  if (std::isnan(request.prescale) || std::isnan(request.postscale))
+    return Result::Fail(Code::kInvalid,
+                        "'" + request.name + "' is scaled by NaN; a number was expected");
   for (const Entry& e : request.entries) {
     if (executor_ != nullptr && !executor_->backend().Supports(request.collective, e.dtype))
       return Result::Fail(

@@ -7,7 +7,6 @@ namespace sparkvod {
 namespace {
 
 constexpr uint8_t kVersion = 1;
-constexpr size_t kNameLimit = 64 << 10;
 constexpr size_t kRankLimit = 64;  // dimensions
 constexpr int64_t kCountLimit = int64_t{1} << 48;
 

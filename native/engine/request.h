@@ -29,6 +29,9 @@ struct Entry {
   }
 };
 
+// Longest name of a request, in bytes.
+constexpr size_t kNameLimit = 64 << 10;
+
 struct Request {
   std::string name;
   Collective collective = Collective::kAllreduce;

@@ -28,6 +28,14 @@ _MISSING = (
     "the package of that file system is not installed or the scheme is misspelt; install it (s3fs, gcsfs, adlfs, ...)"
 )
 
+_FORMS = "a directory's path (/shared/x) or URL (file:///x, s3://bucket/x, gs://, abfs://, hdfs://host:port/x)"
+_OPEN = (
+    "check its host, network and credentials (storage_options); hdfs:// needs, on the driver and all executors, Java "
+    "with JAVA_HOME set (for libjvm), Hadoop's client with HADOOP_HOME set (for libhdfs), and CLASSPATH set to what "
+    "'hadoop classpath --glob' prints"
+)
+_DBFS = "/dbfs"
+
 
 @dataclass(frozen=True)
 class RemoteStore:
@@ -60,12 +68,14 @@ class Store:
 
         Args:
             prefix_path: a local path (absolute or not), ``file:///...`` or any URL that fsspec knows (``s3://``,
-                ``gs://``, ``abfs://``, ``hdfs://``, ``memory://``).
+                ``gs://``, ``abfs://``, ``hdfs://``, ``memory://``). ``dbfs:/x`` is ``/dbfs/x``, where Databricks
+                mounts it.
             *args: passed to :class:`FilesystemStore`.
             **kwargs: passed to :class:`FilesystemStore`.
 
         Raises:
-            StoreError: the scheme is unknown or its package is not installed.
+            StoreError: the scheme is unknown, or what its file system needs is not installed.
+            TypeError: ``prefix_path`` is no path.
         """
         return FilesystemStore(prefix_path, *args, **kwargs)
 
@@ -113,6 +123,13 @@ class FilesystemStore(Store):
         storage_options: dict[str, Any] | None = None,
         checkpoint_filename: str | None = None,
     ) -> None:
+        if not isinstance(prefix_path, (str, os.PathLike)) or not os.fspath(prefix_path):
+            raise TypeError(
+                f"the store path {prefix_path!r} was found, {_FORMS} was expected; Store.temporary() makes a store for "
+                "a local master"
+            )
+        prefix_path, *others = (_mounted(path) for path in (prefix_path, train_path, val_path, test_path, runs_path))
+        train_path, val_path, test_path, runs_path = others
         self.storage_options = dict(storage_options or {})
         self._fs, _ = self._connect(prefix_path)
         self.prefix_path = self.get_full_path(prefix_path)
@@ -126,6 +143,10 @@ class FilesystemStore(Store):
     def _connect(self, path: str) -> tuple[fsspec.AbstractFileSystem, str]:
         try:
             return url_to_fs(os.fspath(path), **self.storage_options)
+        except OSError as error:  # Arrow's, which loads libhdfs and through it Java
+            raise StoreError(
+                f"the file system of the store path {path!r} cannot be opened ({error}): {_OPEN}"
+            ) from error
         except (ImportError, TypeError, ValueError) as error:
             raise StoreError(f"no file system for the store path {path!r} ({error}): {_MISSING}") from error
 
@@ -399,6 +420,19 @@ class FilesystemStore(Store):
 
 class LocalStore(FilesystemStore):
     """A store on the local file system; kept for the peer's name, ``Store.create`` does the same."""
+
+
+def _mounted(path: Any) -> Any:
+    """Returns where ``dbfs:/x`` is mounted, other paths as they are: fsspec takes the scheme for a folder's name."""
+    text = "" if path is None else os.fspath(path)
+    if not text.startswith("dbfs:"):
+        return path
+    if not os.path.isdir(_DBFS):
+        raise StoreError(
+            f"the store path {text!r} was found, and {_DBFS}, where Databricks mounts DBFS, does not exist here; pass "
+            "a path that Python can open on the driver and all executors, such as /Volumes/... or s3://..., abfss://..."
+        )
+    return posixpath.join(_DBFS, text.removeprefix("dbfs:").lstrip("/"))
 
 
 def _remove_folder(folder: str, pid: int) -> None:

@@ -61,8 +61,9 @@ def test_a_rank_that_dies(spark: Any, tmp_path: Path, table: list[str], full: bo
     table.append(row(how, noticed, at_fit, str(caught.value)))
     knob = KNOB if how == "stop" else 0.0
     assert len(noticed) == 2
-    assert noticed[-1] < 1 + knob
-    assert at_fit < 3 + knob
+    # A frozen rank is noticed when the knob's time has passed, on a busy machine a little later.
+    assert noticed[-1] < 1 + 2 * knob
+    assert at_fit < 3 + 2 * knob
     assert re.search(SAYS[how], str(caught.value).splitlines()[0]), caught.value
     assert caught.value.lost_peer is (how != "raise")
     for note in others.values():  # whom they lost, or what it told them before it left
