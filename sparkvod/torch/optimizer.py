@@ -79,6 +79,8 @@ class _Distributed(Optimizer):
         synchronized, self._synchronized = self._synchronized, False
         if not self._synchronizes:
             return _step(super().step, closure, kwargs)
+        if synchronized and self._exchange.begun_anywhere():
+            synchronized = False  # what a later backward() has left was not reduced
         if synchronized:
             warnings.warn(
                 "step() was called after synchronize() and does not reduce again; call it within "
@@ -114,6 +116,7 @@ class _Distributed(Optimizer):
                 "reduced; call it after step() or before backward()"
             )
         self._exchange.prepare()
+        self._synchronized = False
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
