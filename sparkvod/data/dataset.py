@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from sparkvod import log
 from sparkvod.data import unischema
 from sparkvod.data.claims import CLAIM
+from sparkvod.data.ranges import Range, merged, of_statistics
 from sparkvod.data.schema import Column, from_arrow, row_nbytes, unconvertible
 from sparkvod.data.store import FilesystemStore, is_data_file
 from sparkvod.errors import DataError
@@ -55,6 +56,8 @@ class Dataset:
         storage_options: options of the fsspec file system.
         codecs: for data that Petastorm wrote with a Unischema, the columns that only Petastorm can decode, each with
             its codec; None for plain Parquet.
+        ranges: what is known of the values of columns, by name: for data that we prepared, of the labels in training
+            and validation data together; for others', what the files' footers tell of columns of numbers.
     """
 
     path: str
@@ -66,6 +69,7 @@ class Dataset:
     refused: dict[str, str] = field(default_factory=dict)
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
     codecs: dict[str, str] | None = None
+    ranges: dict[str, Range] = field(default_factory=dict, repr=False)
 
     @property
     def rows(self) -> int:
@@ -114,6 +118,11 @@ class PreparedData:
     def fingerprint(self) -> str:
         """Digest of the content of training and validation data: equal data in equal order, equal digest."""
         return digest([self.train.fingerprint, self.val.fingerprint if self.val else ""])
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """What is known of the values of columns, by name."""
+        return merged(self.train.ranges, self.val.ranges if self.val else {})
 
     def column(self, name: str) -> Column:
         """Returns the column ``name`` of both, or raises ``DataError``."""
@@ -173,6 +182,7 @@ def read_manifest(store: FilesystemStore, idx: int | None) -> PreparedData | Non
     if content.get("version") != VERSION:
         return None
     columns = [Column.from_json(value) for value in content["columns"]]
+    ranges = {name: Range.from_json(value) for name, value in content.get("ranges", {}).items()}
     paths = {"train": store.get_train_data_path(idx), "val": store.get_val_data_path(idx)}
     sets: dict[str, Dataset | None] = {}
     for part, path in paths.items():
@@ -181,7 +191,7 @@ def read_manifest(store: FilesystemStore, idx: int | None) -> PreparedData | Non
         if there != {entry["name"]: entry["size"] for entry in files or []}:
             _log.warning("the files in %s are not those that its metadata list; the metadata are not used", path)
             return None
-        sets[part] = make_dataset(store, path, files, columns) if files else None
+        sets[part] = make_dataset(store, path, files, columns, ranges=ranges) if files else None
     if sets["train"] is None:
         return None
     return PreparedData(idx, sets["train"], sets["val"], columns)
@@ -243,6 +253,8 @@ def from_footers(store: FilesystemStore, path: str) -> Dataset:
     groups: list[tuple[int, int, int, int]] = []
     nulls: Counter[str] = Counter()
     widths: dict[str, set[float]] = {c.name: set() for c in columns if c.shape == (-1,)}
+    ranges: dict[str, Range] = {}
+    plain = {c.name for c in columns if c.kind == "scalar"} - {*(codecs or {})}
     for number, (name, (found, metadata)) in enumerate(zip(names, footers, strict=True)):
         if [(f.name, f.type) for f in found] != [(f.name, f.type) for f in schema]:
             raise DataError(
@@ -252,6 +264,7 @@ def from_footers(store: FilesystemStore, path: str) -> Dataset:
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             _inspect(group, widths, nulls)
+            ranges = merged(ranges, _ranges(group, plain))
             groups.append((number, index, group.num_rows, 0))
     for name, values in widths.items():
         if len(values) > 1 or any(value != int(value) or value < 1 for value in values):
@@ -278,6 +291,7 @@ def from_footers(store: FilesystemStore, path: str) -> Dataset:
         refused=refused,
         storage_options=store.storage_options,
         codecs=codecs,
+        ranges=ranges,
     )
     if dataset.rows == 0:
         raise DataError(f"the Parquet files in {path} have no rows; at least one was expected")
@@ -320,3 +334,15 @@ def _inspect(group: pq.RowGroupMetaData, widths: dict[str, set[float]], nulls: C
             and chunk.statistics.null_count
         ):
             nulls[name] += chunk.statistics.null_count
+
+
+def _ranges(group: pq.RowGroupMetaData, names: set[str]) -> dict[str, Range]:
+    """Returns the ranges of columns of numbers, as far as a row group's statistics tell."""
+    found: dict[str, Range] = {}
+    for number in range(group.num_columns):
+        chunk = group.column(number)
+        statistics = chunk.statistics if chunk.path_in_schema in names else None
+        values = of_statistics(statistics.min, statistics.max) if statistics and statistics.has_min_max else None
+        if values is not None:
+            found[chunk.path_in_schema] = values
+    return found

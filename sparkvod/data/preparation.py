@@ -16,6 +16,7 @@ from sparkvod import log
 from sparkvod.data import identity
 from sparkvod.data.claims import CLAIM, claim, remove, renew, sweep
 from sparkvod.data.dataset import PreparedData, read_manifest, write_manifest
+from sparkvod.data.ranges import Range, merged
 from sparkvod.data.request import Request, check
 from sparkvod.data.store import FilesystemStore
 from sparkvod.data.writer import WritePlan, make_task
@@ -225,13 +226,22 @@ def _write(df: Any, store: FilesystemStore, request: Request, idx: int, partitio
     """Runs the one job, checks what the tasks report, and commits."""
     train_path, val_path = store.get_train_data_path(idx), store.get_val_data_path(idx)
     plan = WritePlan(
-        store, train_path, val_path, request.columns, request.weight, request.split, request.fraction, request.seed
+        store,
+        train_path,
+        val_path,
+        request.columns,
+        request.weight,
+        request.split,
+        request.fraction,
+        request.seed,
+        request.labels,
     )
     if request.split is not None or request.fraction:
         store.make_directory(val_path)
     rows = _select(df, request).coalesce(partitions).mapInArrow(make_task(plan), "report string").collect()
     reports = sorted((json.loads(row[0]) for row in rows), key=lambda report: report["partition"])
     columns = _judge(reports, request, store)
+    ranges = merged(*({n: Range.from_json(v) for n, v in report["ranges"].items()} for report in reports))
     files = {part: [entry for report in reports for entry in report[part]] for part in ("train", "val")}
     _clean(store, {train_path: files["train"], val_path: files["val"]})
     write_manifest(
@@ -240,6 +250,7 @@ def _write(df: Any, store: FilesystemStore, request: Request, idx: int, partitio
         {
             "idx": idx,
             "columns": [column.to_json() for column in columns],
+            "ranges": {name: found.to_json() for name, found in ranges.items()},
             "train": files["train"],
             "val": files["val"] or None,
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparkvod.data.schema import Column, from_spark
@@ -22,6 +22,7 @@ class Request:
         split: name of the column that marks validation rows.
         fraction: else the fraction of rows for validation.
         seed: decides which rows these are.
+        labels: names of the labels. What was prepared with the same columns is the same, whichever of them are labels.
     """
 
     columns: tuple[Column, ...]
@@ -29,6 +30,7 @@ class Request:
     split: str | None
     fraction: float
     seed: int
+    labels: tuple[str, ...] = field(default=(), compare=False)
 
 
 def check(
@@ -44,8 +46,8 @@ def check(
     Raises:
         DataError: a column is missing or has a type that cannot become a tensor, or the validation makes no sense.
     """
-    fields = {field.name: field.dataType for field in df.schema.fields}
-    twice = [name for name, count in Counter(field.name for field in df.schema.fields).items() if count > 1]
+    fields = {entry.name: entry.dataType for entry in df.schema.fields}
+    twice = [name for name, count in Counter(entry.name for entry in df.schema.fields).items() if count > 1]
     labels = _names("label_cols", label_cols)
     if not labels:
         raise DataError("label_cols is empty, at least one column was expected; name the column to predict")
@@ -77,7 +79,12 @@ def check(
                 "number was expected (true or above 0: a row for validation); cast it"
             )
     return Request(
-        tuple(columns.values()), sample_weight_col, split, _fraction(validation), 0 if seed is None else int(seed)
+        tuple(columns.values()),
+        sample_weight_col,
+        split,
+        _fraction(validation),
+        0 if seed is None else int(seed),
+        tuple(labels),
     )
 
 

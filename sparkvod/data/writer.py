@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkvod import log
+from sparkvod.data.ranges import Range, of_values
 from sparkvod.data.schema import Column, arrow_field, row_nbytes
 from sparkvod.data.store import FilesystemStore
 
@@ -51,6 +52,7 @@ class WritePlan:
         split: name of the column that says which rows are for validation.
         fraction: else the fraction of rows for validation.
         seed: decides which rows these are.
+        labels: the columns whose range of values is noted.
     """
 
     store: FilesystemStore
@@ -61,19 +63,22 @@ class WritePlan:
     split: str | None
     fraction: float
     seed: int
+    labels: tuple[str, ...] = ()
 
 
 class Checks:
-    """Counts of what is wrong with the data, and the widths of vectors.
+    """Counts of what is wrong with the data, the widths of vectors, and the ranges of labels.
 
     Attributes:
         problems: column -> kind of problem -> number of rows.
         widths: vector column -> width -> number of rows.
+        ranges: label -> range of its values.
     """
 
     def __init__(self) -> None:
         self.problems: dict[str, Counter[str]] = {}
         self.widths: dict[str, Counter[int]] = {}
+        self.ranges: dict[str, Range] = {}
 
     @property
     def ok(self) -> bool:
@@ -84,6 +89,11 @@ class Checks:
         """Counts rows with a problem."""
         if rows:
             self.problems.setdefault(column, Counter())[kind] += int(rows)
+
+    def note_range(self, column: str, values: np.ndarray) -> None:
+        """Notes the values of a label, which have been found to be good."""
+        found = of_values(values)
+        self.ranges[column] = found.merged(self.ranges[column]) if column in self.ranges else found
 
     def scalar(self, column: Column, array: pa.Array) -> np.ndarray:
         """Checks a scalar column and returns it as [rows]."""
@@ -258,8 +268,8 @@ class GroupWriter:
 def make_task(plan: WritePlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Returns the function for ``DataFrame.mapInArrow``: it writes a partition and yields its report, JSON in one row.
 
-    The report holds ``partition``, ``rows``, ``problems``, ``widths``, ``train`` and ``val`` (lists of files), and
-    ``error`` when the store could not be written. When there are problems no file is left.
+    The report holds ``partition``, ``rows``, ``problems``, ``widths``, ``ranges``, ``train`` and ``val`` (lists of
+    files), and ``error`` when the store could not be written. When there are problems no file is left.
     """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -308,6 +318,7 @@ def write_partition(plan: WritePlan, batches: Iterable[pa.RecordBatch], partitio
         _discard(writers)
     report["problems"] = checks.problems
     report["widths"] = {column: list(found.items()) for column, found in checks.widths.items()}
+    report["ranges"] = {column: found.to_json() for column, found in checks.ranges.items()}
     return report
 
 
@@ -333,6 +344,8 @@ def _take(
     mask = splitter.mask(batch, checks)
     if not checks.ok:
         return
+    for name in plan.labels:
+        checks.note_range(name, rows[name])
     try:
         if mask is None:
             writers["train"].add(rows)

@@ -19,7 +19,7 @@ from pyspark.ml import Estimator
 from sparkvod import log
 from sparkvod.data import Column, PreparedData, Store, open_prepared, prepare, release, request
 from sparkvod.errors import DataError, LaunchError, SparkvodError, WorkerError
-from sparkvod.estimators import checkpoint
+from sparkvod.estimators import checkpoint, values
 from sparkvod.estimators.columns import Input, Label, as_dict
 from sparkvod.estimators.model import ModelBase
 from sparkvod.estimators.params import TableParams
@@ -118,6 +118,10 @@ class EstimatorBase(TableParams, Saved, Estimator):
     @abstractmethod
     def _plan(self, payload: bytes, features: Sequence[Any], labels: Sequence[Any]) -> Plan:
         """Tries the model on rows of zeros; ``DataError`` if columns, model, loss and labels do not fit together."""
+
+    def _takes(self, plan: Plan) -> Sequence[values.Takes | None]:
+        """Returns which values of each label its loss takes; None where that is not known."""
+        return [None] * len(plan.labels)
 
     @abstractmethod
     def _fingerprint(self) -> dict[str, Any]:
@@ -234,6 +238,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
             features = [data.column(name) for name in feature_cols]
             labels = [data.column(name) for name in self.value("label_cols")]
             plan = self._plan(payload, features, labels)
+            self._check_values(plan, data)
             task = self._task(launcher.num_processes(), payload, store, data, plan)
             self._check_run(task)
         with self._listening() as listener:
@@ -369,6 +374,15 @@ class EstimatorBase(TableParams, Saved, Estimator):
                     f"column {name!r} has {math.prod(other.shape)} numbers per row in the validation data, "
                     f"{math.prod(column.shape)} were expected, as in the training data"
                 )
+
+    def _check_values(self, plan: Plan, data: PreparedData) -> None:
+        """Refuses labels with values that their losses cannot take, as far as they are known."""
+        if self.value("transformation_fn") is not None or self.value("train_minibatch_fn") is not None:
+            return  # the loss may be given other values than the data have
+        ranges = data.ranges
+        for label, takes in zip(plan.labels, self._takes(plan), strict=True):
+            if takes is not None and label.column in ranges:
+                values.check(label.column, ranges[label.column], takes)
 
     # ---- store ----------------------------------------------------------------------------------------------------
 

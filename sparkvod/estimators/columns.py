@@ -94,8 +94,18 @@ class Label:
         return math.prod(self.tail or ()) * numpy_dtype(self.dtype).itemsize
 
     def array(self, columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-        """Returns the label of ``rows`` rows, contiguous, in :func:`numpy_dtype`."""
-        array = np.ascontiguousarray(columns[self.column].astype(numpy_dtype(self.dtype), copy=False))
+        """Returns the label of ``rows`` rows, contiguous, in :func:`numpy_dtype`.
+
+        Raises:
+            DataError: fractions would be cut off.
+        """
+        found = columns[self.column]
+        array = np.ascontiguousarray(found.astype(numpy_dtype(self.dtype), copy=False))
+        if array.dtype.kind == "i" and found.dtype.kind == "f" and not np.array_equal(array, found):
+            raise DataError(
+                f"label {self.column!r} has fractional values, such as {found[array != found].flat[0]:g}, the loss "
+                "needs whole class numbers; number the classes from 0, or take a loss for numbers, such as MSELoss"
+            )
         return array if self.tail is None else array.reshape(rows, *self.tail)
 
 

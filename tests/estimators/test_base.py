@@ -71,6 +71,29 @@ def test_validation_files_of_another_width_are_refused_on_the_driver(tmp_path: P
         make(store).fit_on_parquet()
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.arange(ROWS) % 3, "label 'y' has values 0..2, the model has 2 outputs"),
+        (np.arange(ROWS) / 2, "label 'y' has fractional values 0..9.5"),
+    ],
+)
+def test_labels_of_files_are_checked_by_their_footers(tmp_path: Path, values: np.ndarray, words: str) -> None:
+    store = write(tmp_path / "store", **{**COLUMNS, "y": values})
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(DataError, match=words):
+        make(store, model=model, optimizer=optimizer, loss=torch.nn.CrossEntropyLoss()).fit_on_parquet()
+
+
+def test_fractions_that_footers_hide_are_not_cut_off(tmp_path: Path) -> None:
+    store = write(tmp_path / "store", **{**COLUMNS, "y": np.array([0, 0.5, 1, 1] * 5)})
+    model = torch.nn.Linear(2, 2)
+    params = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loss": torch.nn.CrossEntropyLoss()}
+    with pytest.raises(DataError, match="label 'y' has fractional values, such as 0.5"):
+        make(store, model=model, backend=Here(), **params).fit_on_parquet()
+
+
 def test_negative_weights_in_files_are_refused(tmp_path: Path) -> None:
     store = write(tmp_path / "store", **{**COLUMNS, "w": -np.ones(ROWS)})
     with pytest.raises(DataError, match="a sample weight of -1 was found in column 'w'"):

@@ -71,7 +71,7 @@ def output_tails(
     for column, term, output, tail in zip(columns, terms, outputs, tails, strict=True):
         if weighted and not term.takes_weights:
             raise DataError(
-                f"a loss ({_name(term)}) that returns one number per batch was found together with "
+                f"a loss ({term.name}) that returns one number per batch was found together with "
                 "sample_weight_col, one that can "
                 "return a number per row was expected; use a torch.nn loss, or give the function a keyword `reduction`"
             )
@@ -149,15 +149,11 @@ def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike)
         value.sum().backward()
 
 
-def _name(term: LossTerm) -> str:
-    return getattr(term.loss, "__name__", type(term.loss).__name__)
-
-
 def _unfit(column: ColumnLike, output: torch.Tensor, shape: Sequence[int], term: LossTerm, expected: str) -> DataError:
     made = ", ".join(["rows", *map(str, output.shape[1:])])
     has = ", ".join(["rows", *map(str, shape)])
     return DataError(
         f"the model's output for label {column.name!r} has the shape [{made}], the label [{has}] "
         f"({column.dtype}), and the loss is "
-        f"{_name(term)}: {expected}; change the model's last layer, label_shapes, or the loss"
+        f"{term.name}: {expected}; change the model's last layer, label_shapes, or the loss"
     )

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from sparkvod.estimators import columns, table
+from sparkvod.estimators import columns, table, values
 from sparkvod.estimators.base import EstimatorBase, Plan
 from sparkvod.estimators.task import TrainResult
 from sparkvod.estimators.torch.model import TorchModel
@@ -114,6 +114,19 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
         weighted = self.value("sample_weight_col") is not None
         outputs, planned = checking.output_tails(model, inputs, labels, terms, tails, weighted)
         return Plan(inputs, planned, outputs)
+
+    def _takes(self, plan: Plan) -> Sequence[values.Takes | None]:
+        from sparkvod.estimators.torch.losses import terms_for
+
+        if self.value("loss") is None:
+            return super()._takes(plan)
+        terms = terms_for(self.value("loss"), len(plan.labels))
+        return [
+            values.Takes(term.name, None if term.is_binary else tail[0], term.skipped)
+            if term.is_binary or (term.takes_classes and label.dtype == "int64")
+            else None
+            for term, label, tail in zip(terms, plan.labels, plan.outputs, strict=True)
+        ]
 
     def _fingerprint(self) -> dict[str, Any]:
         model, optimizer = self.value("model"), self.value("optimizer")

@@ -19,6 +19,9 @@ _CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss, F.multi_margin_loss)
 _WEIGHTED_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _WEIGHTED_FUNCTIONS = (F.cross_entropy, F.nll_loss)
 _IGNORED = -100
+#: Losses whose label is a probability.
+_BINARY_MODULES = (nn.BCELoss, nn.BCEWithLogitsLoss)
+_BINARY_FUNCTIONS = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
 #: Losses that compare number by number: output and label must have one shape, broadcasting would be a mistake.
 _PAIRED_MODULES = (
     nn.MSELoss,
@@ -51,6 +54,11 @@ class LossTerm:
     Args:
         loss: ``f(output, label)``: a module with a ``reduction``, or a function that returns a mean over rows or one
             number per row.
+
+    Attributes:
+        takes_classes: whether its label is the index of a class.
+        is_binary: whether its label is a probability.
+        skipped: the label that it passes over.
     """
 
     def __init__(self, loss: Callable[..., Any]) -> None:
@@ -60,13 +68,23 @@ class LossTerm:
         inner: Any = loss.func if isinstance(loss, functools.partial) else loss
         self.takes_classes = isinstance(inner, _CLASS_MODULES) or inner in _CLASS_FUNCTIONS
         self.pairs = isinstance(inner, _PAIRED_MODULES) or inner in _PAIRED_FUNCTIONS
+        self.is_binary = isinstance(inner, _BINARY_MODULES) or inner in _BINARY_FUNCTIONS
         is_weighted = isinstance(inner, _WEIGHTED_MODULES) or inner in _WEIGHTED_FUNCTIONS
         self._class_weights: torch.Tensor | None = None
         self._ignored: int | None = None
-        if is_weighted and self.reduction == "mean":
+        self.skipped: int | None = None
+        if is_weighted:
             given = loss.keywords if isinstance(loss, functools.partial) else {}
-            self._class_weights = given.get("weight", getattr(inner, "weight", None))
-            self._ignored = int(given.get("ignore_index", getattr(inner, "ignore_index", _IGNORED)))
+            self.skipped = int(given.get("ignore_index", getattr(inner, "ignore_index", _IGNORED)))
+            if self.reduction == "mean":
+                self._class_weights = given.get("weight", getattr(inner, "weight", None))
+                self._ignored = self.skipped
+
+    @property
+    def name(self) -> str:
+        """The loss's name, for messages."""
+        inner: Any = self.loss.func if isinstance(self.loss, functools.partial) else self.loss
+        return str(getattr(inner, "__name__", type(inner).__name__))
 
     @property
     def normalises_by_rows(self) -> bool:

@@ -192,3 +192,56 @@ def test_a_temporary_store_goes_with_its_estimator(df: Any) -> None:
     assert folder.exists()
     del copied
     assert not folder.exists()
+
+
+def three(model: Any = None, **params: Any) -> TorchEstimator:
+    """Returns an estimator with three outputs, for a loss over classes."""
+    return make(nn.Linear(4, 3) if model is None else model, **{"loss": nn.CrossEntropyLoss(), **params})
+
+
+class Started(Exception):
+    """Says that the labels were found to be good."""
+
+
+class Starts(Never):
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
+        raise Started
+
+
+FRACTIONS = "label 'k' has fractional values .*, {} needs whole class numbers"
+OUTSIDE = r"label 'k' has values 0..3, the model has 3 outputs; {}"
+
+
+@pytest.mark.parametrize(
+    ("label", "params", "words"),
+    [
+        ("0.9 + 1.9 * rand(1)", {}, FRACTIONS.format("CrossEntropyLoss")),
+        ("0.9 + 1.9 * rand(1)", {"loss": nn.functional.cross_entropy}, FRACTIONS.format("cross_entropy")),
+        ("id / 4", {"loss": nn.NLLLoss()}, FRACTIONS.format("NLLLoss")),
+        ("id % 4", {}, OUTSIDE.format("CrossEntropyLoss")),
+        ("double(id % 4)", {"loss": nn.NLLLoss(reduction="sum")}, OUTSIDE.format("NLLLoss")),
+        ("id % 4", {"loss": nn.MultiMarginLoss()}, OUTSIDE.format("MultiMarginLoss")),
+        ("id % 3 - 1", {"validation": 0.3}, "label 'k' has values -1..1, the model has 3 outputs"),
+        ("id % 3", {"model": nn.Linear(4, 1), "loss": nn.BCEWithLogitsLoss()}, "values 0..2, BCEWithLogitsLoss needs"),
+    ],
+)
+def test_labels_that_the_loss_cannot_take(df: Any, tmp_path: Path, label: str, params: Any, words: str) -> None:
+    data = df.selectExpr("*", f"{label} as k")
+    with pytest.raises(DataError, match=words):
+        three(**params, store=str(tmp_path), label_cols=["k"]).fit(data)
+
+
+@pytest.mark.parametrize(
+    ("label", "params"),
+    [
+        ("double(id % 3)", {}),
+        ("if(id % 7 = 0, -100, id % 3)", {"loss": nn.CrossEntropyLoss(reduction="sum")}),
+        ("if(id % 7 = 0, 9, id % 3)", {"loss": nn.NLLLoss(ignore_index=9)}),
+        ("id / 4", {"transformation_fn": lambda batch: batch}),
+        ("id % 2 = 0", {"model": nn.Linear(4, 1), "loss": nn.BCEWithLogitsLoss()}),
+    ],
+)
+def test_labels_that_it_takes(df: Any, tmp_path: Path, label: str, params: Any) -> None:
+    data = df.selectExpr("*", f"{label} as k")
+    with pytest.raises(Started):
+        three(**params, store=str(tmp_path), label_cols=["k"], backend=Starts()).fit(data)
