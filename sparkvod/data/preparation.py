@@ -18,6 +18,7 @@ from sparkvod.data.claims import CLAIM, claim, remove, renew, sweep
 from sparkvod.data.dataset import PreparedData, read_manifest, write_manifest
 from sparkvod.data.ranges import Range, merged
 from sparkvod.data.request import Request, check
+from sparkvod.data.schema import quoted
 from sparkvod.data.store import FilesystemStore
 from sparkvod.data.writer import WritePlan, make_task
 from sparkvod.errors import DataError, StoreError
@@ -264,19 +265,22 @@ def _write(df: Any, store: FilesystemStore, request: Request, idx: int, partitio
 
 
 def _select(df: Any, request: Request) -> Any:
-    """Returns the DataFrame of the columns to write, ML vectors as arrays, and the split column last."""
+    """Returns the DataFrame of the columns to write, ML vectors as arrays, and the split column last.
+
+    They are known by their places: ``mapInArrow`` looks columns up by name, and takes a dot in one for a field.
+    """
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
     chosen = []
-    for column in request.columns:
-        value = F.col(f"`{column.name.replace('`', '``')}`")
+    for place, column in enumerate(request.columns):
+        value = F.col(quoted(column.name))
         # vector_to_array fails on a null without saying where; so nulls go round it, to be counted.
         chosen.append(
-            (F.when(value.isNotNull(), vector_to_array(value)) if column.is_ml_vector else value).alias(column.name)
+            (F.when(value.isNotNull(), vector_to_array(value)) if column.is_ml_vector else value).alias(f"c{place}")
         )
     if request.split is not None and request.split not in [column.name for column in request.columns]:
-        chosen.append(F.col(f"`{request.split.replace('`', '``')}`"))
+        chosen.append(F.col(quoted(request.split)).alias("split"))
     return df.select(*chosen)
 
 

@@ -147,6 +147,11 @@ def arrow_field(column: Column) -> pa.Field:
     )
 
 
+def quoted(name: str) -> str:
+    """Returns a column's name as Spark takes it whole, with the dots in it."""
+    return f"`{name.replace('`', '``')}`"
+
+
 def row_nbytes(columns: list[Column] | tuple[Column, ...]) -> int:
     """Returns the bytes of one decoded row."""
     return sum(np.dtype(c.dtype).itemsize * max(1, *c.shape, 1) for c in columns)

@@ -145,7 +145,8 @@ class Splitter:
     def mask(self, batch: pa.RecordBatch, checks: Checks) -> np.ndarray | None:
         """Returns which rows of a batch are for validation, None when none can be."""
         if self._plan.split is not None:
-            array = batch.column(batch.schema.names.index(self._plan.split))
+            names = [column.name for column in self._plan.columns]
+            array = batch.column(names.index(self._plan.split) if self._plan.split in names else len(names))
             checks.note(self._plan.split, "nulls", array.null_count)
             return np.asarray(array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)) > 0
         if not self._plan.fraction:
@@ -289,7 +290,8 @@ def write_partition(plan: WritePlan, batches: Iterable[pa.RecordBatch], partitio
 
     Args:
         plan: what to write.
-        batches: the partition's rows; they are taken once.
+        batches: the partition's rows, columns in the plan's order and then the split column, if it is none of them;
+            they are taken once.
         partition: its number.
         name: beginning of the names of its files, different for each attempt.
     """

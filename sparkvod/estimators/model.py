@@ -17,6 +17,7 @@ from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
+from sparkvod.data.schema import quoted
 from sparkvod.errors import DataError
 from sparkvod.estimators.columns import Input
 from sparkvod.estimators.params import TableParams
@@ -147,7 +148,7 @@ class ModelBase(TableParams, Saved, Model):
 
 def _as_plain(dataset: DataFrame, name: str, shape: list[int], inputs: tuple[Input, ...]) -> Column:
     """Returns a feature column as numbers or lists of numbers: ML vectors are turned into lists."""
-    column = dataset[name]
+    column = dataset[quoted(name)]
     is_vector = isinstance(dataset.schema[name].dataType, T.UserDefinedType)
     if shape and not is_vector and not isinstance(dataset.schema[name].dataType, T.ArrayType):
         raise DataError(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
 import pytest
 
 pytest.importorskip("torch", reason="the demo trains with PyTorch")
 pytest.importorskip("pandas", reason="the demo reads its data with pandas")
 
-from examples import flights  # noqa: E402
+import flights  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,16 @@ def test_the_table(some: flights.Flights, capsys: pytest.CaptureFixture[str]) ->
     assert len(some.kinds) == len(flights.CODES)
 
 
+@pytest.fixture
+def sent_whole() -> Iterator[None]:
+    """The script runs as __main__, whose definitions travel to the workers; those of a module would not."""
+    cloudpickle.register_pickle_by_value(flights)
+    yield
+    cloudpickle.unregister_pickle_by_value(flights)
+
+
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("sent_whole")
 def test_it_learns(spark: Any, some: flights.Flights) -> None:
     df = flights.to_spark(spark, some)
     model = flights.train(df, some, epochs=8, num_proc=2)

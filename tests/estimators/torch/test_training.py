@@ -346,3 +346,31 @@ def test_scikit_learn_clone_trains_the_same(store: Any) -> None:
     other = base.clone(estimator).setStore(store).setBackend(Here())
     estimator.setStore(store).setBackend(Here())
     assert torch.equal(flat(other.fit_on_parquet().getModel()), flat(estimator.fit_on_parquet().getModel()))
+
+
+def test_names_with_dots_and_backticks(spark: Any, tmp_path: Path) -> None:
+    from pyspark.ml.feature import VectorAssembler
+
+    df = spark.range(0, 60, 1, 2).selectExpr(
+        "id / 60 as `dep.time`", "sin(id) as `a``b`", "id as dep", "2 * id / 60 as `dep.delay`",
+        "double(1 + id % 2) as `w.w`", "id % 5 = 0 as `held.out`",
+    )  # fmt: skip
+    df = VectorAssembler(inputCols=["dep"], outputCol="v.v").transform(df)
+    model = torch.nn.Linear(3, 1)
+    columns = {"feature_cols": ["dep.time", "a`b", "v.v"], "label_cols": ["dep.delay"], "sample_weight_col": "w.w"}
+    fitted = make(str(tmp_path / "store"), model, **columns, validation="held.out", batch_size=16).fit(df)
+    assert fitted.workers[0]["rows"] == 3 * 48
+    assert fitted.getHistory()[-1]["validation"]["loss"] >= 0
+    rows = fitted.transform(df).select("dep", "`dep.time`", "`a``b`", "`dep.delay__output`").collect()
+    inputs = torch.tensor([[row[1], row[2], row[0]] for row in rows])
+    with torch.no_grad():
+        close(torch.tensor([row[3] for row in rows]), fitted.getModel()(inputs)[:, 0])
+    on_files = make(str(tmp_path / "store"), model, **columns).fit_on_parquet(dataset_idx=0)
+    assert len(on_files.transform(df).head(1)) == 1
+
+
+def test_names_with_dots_and_no_feature_cols(spark: Any, tmp_path: Path) -> None:
+    df = spark.range(20).selectExpr("id / 20 as `a.b`", "id / 10 as a", "id / 5 as `y.y`")
+    model = torch.nn.Linear(2, 1)
+    fitted = make(str(tmp_path), model, feature_cols=None, label_cols=["y.y"], epochs=1).fit(df)
+    assert fitted.getFeatureColumns() == ["a.b", "a"]
