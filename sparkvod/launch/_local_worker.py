@@ -19,10 +19,13 @@ from sparkvod.launch import _frames
 
 
 class _Line:
-    """The worker's end of the socket to its launcher. Sending is safe from any thread, receiving is the main one's."""
+    """The worker's end of the socket to its launcher. Sending is safe from any thread, receiving is the main one's.
+
+    It is the rank's alone: two processes that wrote to it would cut each other's frames.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock, self._lock = sock, threading.Lock()
+        self._sock, self._lock, self._pid = sock, threading.Lock(), os.getpid()
 
     def send(self, kind: int, payload: bytes) -> None:
         with self._lock:
@@ -41,6 +44,8 @@ class _Line:
         return _frames.unpack_list(payload)
 
     def post(self, kind: str, **fields: Any) -> None:
+        if os.getpid() != self._pid:
+            return
         self.send(_frames.EVENT, json.dumps({"kind": kind, "time": time.time(), **fields}, default=str).encode())
 
     def _take(self, count: int) -> bytes:
@@ -80,15 +85,16 @@ def main(descriptor: int, parent: int) -> None:
 
 def _run(line: _Line, task: dict[str, Any], function: bytes) -> tuple[int, bytes]:
     from sparkvod.launch import context
+    from sparkvod.launch._call import call
     from sparkvod.launch._pickle import dump_result
     from sparkvod.launch.failure import Failure
     from sparkvod.observe import mailbox
 
     rank, size, host = int(task["rank"]), int(task["size"]), str(task["host"])
     try:
-        with mailbox.use(line), context.use(context.WorldContext(rank, size, line.allgather)):
+        with mailbox.use(line), context.use(context.WorldContext(rank, size, context.only_here(line.allgather))):
             fn, args, kwargs = pickle.loads(function)
-            result = fn(*args, **kwargs)
+            result = call(fn, args, kwargs)
         return _frames.RESULT, dump_result(result, rank)
     except BaseException as e:  # SystemExit and KeyboardInterrupt too: the caller must learn that there is no result
         return _frames.FAILURE, Failure.capture(e, rank, host).to_json().encode()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sparkvod import config
 from sparkvod.errors import WorkerError
 from sparkvod.launch import context
+from sparkvod.launch._call import call
 from sparkvod.launch._file_gather import FileGather, is_private
 from sparkvod.launch._pickle import dump_result
 from sparkvod.launch.failure import Failure
@@ -131,9 +132,9 @@ def _attempt(
                 if private
                 else lambda data: _barrier_gather(spark, order, data)
             )
-            with context.use(context.WorldContext(rank, size, gather)):
+            with context.use(context.WorldContext(rank, size, context.only_here(gather))):
                 fn, args, kwargs = pickle.loads(task.function)
-                result = fn(*args, **kwargs)
+                result = call(fn, args, kwargs)
             data = dump_result(result, rank)
         poster.post("ended")
         return data

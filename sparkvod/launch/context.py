@@ -7,6 +7,7 @@ process is one rank.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,24 @@ class WorldContext:
                 f"rank {self.rank} of a world of {self.size} was found, a rank from 0 to size - 1 was expected; "
                 "check what started this process"
             )
+
+
+def only_here(allgather: Callable[[bytes], list[bytes]]) -> Callable[[bytes], list[bytes]]:
+    """Returns an all-gather that raises ``RuntimeError`` in processes forked from this one.
+
+    They share its connection to the launcher, and would answer in its place.
+    """
+    mine = os.getpid()
+
+    def checked(data: bytes) -> list[bytes]:
+        if os.getpid() != mine:
+            raise RuntimeError(
+                f"a process forked from a rank (process {os.getpid()} of {mine}) tried an all-gather, only the rank "
+                "itself may; do it, and init(), in the rank"
+            )
+        return allgather(data)
+
+    return checked
 
 
 _lock = threading.Lock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import sys
 import threading
 import time
@@ -60,7 +61,7 @@ class LineTee(io.TextIOBase):
         self._ended = False
         # A line that the emitter itself writes (a warning about its own failure) must not come back to it.
         self._busy = threading.local()
-        self._lock = threading.Lock()
+        self._lock, self._pid = threading.Lock(), os.getpid()
 
     def writable(self) -> bool:
         """Returns True."""
@@ -71,6 +72,8 @@ class LineTee(io.TextIOBase):
         if self._ended or self._copy or getattr(self._busy, "now", False):
             self._original.write(text)
         if not self._ended and not getattr(self._busy, "now", False):
+            if os.getpid() != self._pid:  # a forked child: another thread's lock would stay held, half a line twice
+                self._lock, self._pid, self._partial = threading.Lock(), os.getpid(), ""
             with self._lock:
                 *lines, self._partial = (self._partial + text).split("\n")
                 if len(self._partial) > _LONGEST_LINE:

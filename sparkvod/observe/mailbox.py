@@ -57,7 +57,7 @@ class Mailbox:
 
             self._fs, self._path = fsspec.core.url_to_fs(url, **self.storage_options)
             self._local = isinstance(self._fs, LocalFileSystem)
-        self._lock = threading.Lock()
+        self._pid, self._lock = os.getpid(), threading.Lock()
         self._files: dict[int, int] = {}
         self._pending: dict[int, list[str]] = {}
         self._written: dict[int, int] = {}
@@ -70,7 +70,15 @@ class Mailbox:
     # --- the worker's side --------------------------------------------------------------------------------------
 
     def post(self, rank: int, kind: str, **fields: Any) -> None:
-        """Posts one event of ``rank``. A mailbox that cannot be written costs a warning, never the job."""
+        """Posts one event of ``rank``. A mailbox that cannot be written costs a warning, never the job.
+
+        A process forked from the worker may append to a local mailbox; on other file systems its events are dropped,
+        because their clients do not live on in a fork.
+        """
+        if os.getpid() != self._pid:
+            if not self._local:
+                return
+            self._pid, self._lock = os.getpid(), threading.Lock()  # the parent's may have been held
         line = json.dumps({"kind": kind, "rank": rank, "time": time.time(), **fields}, default=str) + "\n"
         try:
             with self._lock:
