@@ -8,7 +8,7 @@ from sparkvod.core.process_sets import ProcessSet, global_process_set
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
-_OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 _SUPPORTED = (Average, Sum)
 
 #: Names of the element types; a type's place is its code in the engine.
@@ -58,9 +58,9 @@ def reduce_op(op: int | None, average: bool | None = None) -> int:
 
 
 def _reject(op: object) -> int:
-    supported = " or ".join(_OP_NAMES[code] for code in _SUPPORTED)
-    if isinstance(op, int) and 0 <= op < len(_OP_NAMES):
-        raise ValueError(f"op={_OP_NAMES[op]} was found, the engine supports {supported}; use one of these")
+    supported = " or ".join(OP_NAMES[code] for code in _SUPPORTED)
+    if isinstance(op, int) and 0 <= op < len(OP_NAMES):
+        raise ValueError(f"op={OP_NAMES[op]} was found, the engine supports {supported}; use one of these")
     raise ValueError(f"op={op!r} was found, {supported} was expected")
 
 

@@ -4,6 +4,7 @@ A front end that knows its parameters plans buckets over them (:func:`plan_bucke
 the buckets' memory, and tells the :class:`Reducer` which gradients are ready. A bucket whose gradients are all ready
 is submitted as one allreduce in place, while others are still being computed. Buckets are submitted in their order,
 so that all ranks offer them in the same one; one that was incomplete in the step before does not hold up the others.
+Until the ranks have agreed on the buckets (``agreement.py``) the reducer holds everything back.
 
 Behind its gradients a bucket carries one flag per gradient, 1 where the rank had one. After the allreduce a flag
 above 0 says that some rank had a gradient, so that a parameter without any keeps none, as in a single process.
@@ -135,11 +136,13 @@ class Bucket:
 
     Attributes:
         plan: the plan.
+        name: the name under which it is reduced.
         memory: the engine memory; slot ``s`` begins at ``s.offset`` elements.
     """
 
     def __init__(self, engine: Engine, plan: BucketPlan) -> None:
         self.plan = plan
+        self.name = plan.name
         self.itemsize = ops.ITEMSIZES[plan.dtype]
         self.memory = engine.allocate(plan.count * self.itemsize)
         flag_format, one = _FLAGS[ops.DTYPES[plan.dtype]]
@@ -177,7 +180,7 @@ class Bucket:
 
 
 class Reducer:
-    """Reduces buckets as their gradients become ready.
+    """Reduces buckets as their gradients become ready, once :meth:`release` has said that they may.
 
     Args:
         engine: where the buckets live and are reduced.
@@ -195,13 +198,25 @@ class Reducer:
         self._places: dict[int, tuple[Bucket, int]] = {}
         self._ready: set[int] = set()
         self._first_unsent = 0
+        self._prefix: str | None = None
         self._lock = threading.Lock()
         self.extend(plans)
+
+    def release(self, prefix: str) -> None:
+        """Lets buckets be submitted, at the latest by the next :meth:`wait`; before it, none is.
+
+        Args:
+            prefix: put before the buckets' names, the same on all ranks.
+        """
+        self._prefix = prefix
+        for bucket in self.buckets:
+            bucket.name = prefix + bucket.plan.name
 
     def extend(self, plans: Sequence[BucketPlan]) -> None:
         """Adds buckets behind the others, for gradients that no bucket has."""
         for plan in plans:
             bucket = Bucket(self._engine, plan)
+            bucket.name = (self._prefix or "") + plan.name
             self.buckets.append(bucket)
             for position, slot in enumerate(plan.slots):
                 self._places[slot.index] = (bucket, position)
@@ -244,6 +259,8 @@ class Reducer:
 
     def wait(self) -> None:
         """Waits until all buckets, each of whose gradients is ready or absent, are reduced.
+
+        Only after :meth:`release`.
 
         Raises:
             HorovodInternalError: an allreduce failed. The reducer is then as before the step.
@@ -291,6 +308,8 @@ class Reducer:
         self.reset()
 
     def _submit(self, wake: bool) -> None:
+        if self._prefix is None:
+            return
         for number in range(self._first_unsent, len(self.buckets)):
             bucket = self.buckets[number]
             if bucket.pending is not None:
@@ -306,7 +325,7 @@ class Reducer:
         bucket.write_flags()
         plan, address = bucket.plan, bucket.memory.address
         handle = self._engine.allreduce(
-            plan.name,
+            bucket.name,
             address,
             address,
             plan.count,

@@ -11,6 +11,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparkvod.core import basics, ops
+from sparkvod.core.agreement import agree
 from sparkvod.core.compression import only_casts
 from sparkvod.core.objects import any_rank
 from sparkvod.torch.gradients import BucketGradients, CompressedGradients, Gradients, Reduction
@@ -55,6 +56,8 @@ class GradientExchange:
         self._optimizer = weakref.ref(optimizer)
         self._generation = 0
         self._gradients: Gradients | None = None
+        self._prefix = ""
+        self._agreed = False
         self._names: list[str] = []
         self._others: list[tuple[torch.nn.Parameter, str]] = []
         self._passes_left: list[int] = []
@@ -74,7 +77,7 @@ class GradientExchange:
             return self._gradients
         _remove_all(self._hooks)
         self._generation = world.generation
-        self._gradients = None
+        self._gradients, self._prefix, self._agreed = None, "", False
         self._names, self._others, self._passes_left = [], [], []
         if world.size == 1:
             return None
@@ -102,10 +105,9 @@ class GradientExchange:
             op = ops.Sum
             prescale, postscale = ops.predivide_scales(settings.predivide, world.size)
         reduction = Reduction(op, prescale, postscale, settings.compression, settings.sparse_as_dense)
-        prefix = f"allreduce.optimizer{world.number('optimizer')}"
         if not only_casts(settings.compression):
-            return CompressedGradients(parameters, names, reduction, prefix)
-        return BucketGradients(basics.engine(), parameters, names, reduction, self._groups_of(names), prefix)
+            return CompressedGradients(parameters, names, reduction)
+        return BucketGradients(basics.engine(), parameters, names, reduction, self._groups_of(names))
 
     def _groups_of(self, names: Sequence[str]) -> list[list[int]] | None:
         # The settings count all parameters, the buckets only those that are trained.
@@ -148,6 +150,20 @@ class GradientExchange:
             parameters, names = [parameter for parameter, _ in new], [name for _, name in new]
             self._gradients.extend(parameters, names)
             self._watch(parameters, names)
+            self._agreed = False
+
+    def _agree(self, gradients: Gradients) -> None:
+        # In the first exchange, not where the optimizer is made, which a rank may do for itself alone: there it would
+        # wait for the others. The number is drawn here for the same reason. Nothing was sent before.
+        if not self._prefix:
+            self._prefix = f"allreduce.optimizer{basics.world().number('optimizer')}"
+        try:
+            agree(self._prefix, gradients.description())
+        except BaseException:
+            gradients.drain()
+            raise
+        gradients.release(self._prefix)
+        self._agreed = True
 
     # ---- a step ----
 
@@ -181,7 +197,10 @@ class GradientExchange:
     def reduce(self) -> None:
         """Reduces all gradients and waits.
 
+        The first time, and after parameters were added, the ranks first compare what they would exchange.
+
         Raises:
+            MismatchError: the ranks' models or options differ; nothing was reduced.
             HorovodInternalError: an allreduce failed; the gradients are then undefined.
         """
         self._refuse_anothers_gradients()
@@ -190,6 +209,8 @@ class GradientExchange:
             return
         self.adopt()
         try:
+            if not self._agreed:
+                self._agree(gradients)
             gradients.reduce()
         finally:
             self.new_step()

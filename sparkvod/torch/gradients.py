@@ -11,8 +11,9 @@ import torch
 from sparkvod import config
 from sparkvod._native import Engine
 from sparkvod.core import collectives
+from sparkvod.core.agreement import Description
 from sparkvod.core.handles import Pending
-from sparkvod.core.ops import CODES
+from sparkvod.core.ops import CODES, DTYPES, OP_NAMES
 from sparkvod.core.reducer import BucketPlan, Gradient, Reducer, plan_buckets
 from sparkvod.torch import adapter
 
@@ -27,6 +28,17 @@ class Reduction:
     compression: Any
     sparse_as_dense: bool
 
+    def described(self) -> tuple[tuple[str, str], ...]:
+        """Returns names and values of what the ranks must have in common."""
+        return (
+            ("op", OP_NAMES[self.op]),
+            ("factor before the sum (see gradient_predivide_factor=)", repr(self.prescale)),
+            ("factor after the sum (see gradient_predivide_factor=)", repr(self.postscale)),
+        )
+
+
+_KNOBS = ("bucket_bytes", "first_bucket_bytes")
+
 
 class Gradients(Protocol):
     """Takes gradients as they become ready and gives them back reduced, as ``parameter.grad``."""
@@ -34,6 +46,12 @@ class Gradients(Protocol):
     @property
     def begun(self) -> bool:
         """Whether a gradient was taken that is not yet reduced."""
+
+    def description(self) -> Description:
+        """Returns what the ranks must have in common."""
+
+    def release(self, prefix: str) -> None:
+        """Lets gradients be sent, under names that begin so; before it they are only kept."""
 
     def take(self, index: int) -> None:
         """Takes the complete gradient of a parameter; it must not be touched until :meth:`reduce`."""
@@ -46,6 +64,13 @@ class Gradients(Protocol):
 
     def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
         """Adds parameters behind the others."""
+
+
+def _described(parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> Any:
+    return tuple(
+        (name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+        for name, parameter in zip(names, parameters, strict=True)
+    )
 
 
 def dense(gradient: torch.Tensor, name: str, sparse_as_dense: bool) -> torch.Tensor:
@@ -78,7 +103,6 @@ class BucketGradients:
         names: their names.
         reduction: how to reduce.
         groups: indices of parameters that share a bucket, None to fill buckets by size.
-        prefix: beginning of the buckets' names.
     """
 
     def __init__(
@@ -88,20 +112,18 @@ class BucketGradients:
         names: Sequence[str],
         reduction: Reduction,
         groups: Sequence[Sequence[int]] | None,
-        prefix: str,
     ) -> None:
         self._reduction = reduction
-        self._prefix = prefix
         self._parameters: list[torch.nn.Parameter] = []
         self._names: list[str] = []
         self._views: list[torch.Tensor] = []
         self._staged: set[int] = set()
         self._reducer = Reducer(engine, (), reduction.op, reduction.prescale, reduction.postscale)
-        self._add(parameters, names, groups, prefix)
+        self._add(parameters, names, groups, "")
 
     def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
         """Adds parameters, in buckets of their own."""
-        self._add(parameters, names, None, f"{self._prefix}.from{len(self._parameters)}")
+        self._add(parameters, names, None, f".from{len(self._parameters)}")
 
     def _add(
         self,
@@ -118,15 +140,29 @@ class BucketGradients:
         plans = plan_buckets(
             gradients,
             prefix=prefix,
-            bucket_bytes=config.get("bucket_bytes"),
-            first_bucket_bytes=config.get("first_bucket_bytes"),
             groups=groups,
+            **{knob: config.get(knob) for knob in _KNOBS},
         )
         self._reducer.extend([_shifted(plan, first) for plan in plans])
         self._parameters += parameters
         self._names += names
         for index in range(first, len(self._parameters)):
             self._views.append(self._view(index))
+
+    def description(self) -> Description:
+        """Returns what the ranks must have in common."""
+        plans = [bucket.plan for bucket in self._reducer.buckets]
+        wires = sorted({DTYPES[plan.dtype] for plan in plans})
+        return Description(
+            parameters=_described(self._parameters, self._names),
+            options=(*self._reduction.described(), ("the dtypes that travel (see compression=)", ", ".join(wires))),
+            buckets=tuple(tuple(slot.index for slot in plan.slots) for plan in plans),
+            knobs=tuple((config.KNOBS[knob].variable, str(config.get(knob))) for knob in _KNOBS),
+        )
+
+    def release(self, prefix: str) -> None:
+        """Lets full buckets be sent."""
+        self._reducer.release(prefix)
 
     def _wire(self, parameter: torch.nn.Parameter, name: str) -> int:
         if not parameter.dtype.is_floating_point:
@@ -231,14 +267,13 @@ class CompressedGradients:
         parameters: the parameters.
         names: their names.
         reduction: how to reduce.
-        prefix: beginning of the operations' names.
     """
 
-    def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str], reduction: Reduction, prefix: str
-    ) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str], reduction: Reduction) -> None:
         self._parameters, self._names = list(parameters), list(names)
-        self._reduction, self._prefix = reduction, prefix
+        self._reduction = reduction
+        self._prefix: str | None = None
+        self._kept: set[int] = set()
         self._started: dict[int, tuple[Pending, Any]] = {}
 
     def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
@@ -246,13 +281,31 @@ class CompressedGradients:
         self._parameters += parameters
         self._names += names
 
+    def description(self) -> Description:
+        """Returns what the ranks must have in common."""
+        compressor = self._reduction.compression
+        name = getattr(compressor, "__qualname__", type(compressor).__qualname__)
+        return Description(
+            parameters=_described(self._parameters, self._names),
+            options=(*self._reduction.described(), ("compression", name)),
+            buckets=(),
+            knobs=(),
+        )
+
+    def release(self, prefix: str) -> None:
+        """Lets gradients be sent."""
+        self._prefix = prefix
+
     @property
     def begun(self) -> bool:
         """Whether a gradient was taken that is not yet reduced."""
-        return bool(self._started)
+        return bool(self._started or self._kept)
 
     def take(self, index: int) -> None:
-        """Compresses a complete gradient and begins its allreduce."""
+        """Compresses a complete gradient and begins its allreduce; before the release that is left to ``reduce``."""
+        if self._prefix is None:
+            self._kept.add(index)
+            return
         parameter, name, reduction = self._parameters[index], self._names[index], self._reduction
         assert parameter.grad is not None
         compressed, context = reduction.compression.compress(dense(parameter.grad, name, reduction.sparse_as_dense))
@@ -269,6 +322,7 @@ class CompressedGradients:
 
     def reduce(self) -> None:
         """Sends zeros for the gradients that are missing, waits, and sets all gradients."""
+        self._kept.clear()
         for index, parameter in enumerate(self._parameters):
             if index not in self._started:
                 if parameter.grad is None:
@@ -292,6 +346,7 @@ class CompressedGradients:
 
     def drain(self) -> None:
         """Waits for what was started and forgets it."""
+        self._kept.clear()
         started, self._started = self._started, {}
         for pending, _ in started.values():
             pending.wait()

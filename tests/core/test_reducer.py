@@ -83,6 +83,7 @@ class Recorder:
 def test_flags_tell_who_had_a_gradient(dtype: int) -> None:
     with lone_engine() as engine:
         reducer = Reducer(engine, plan(gradients(3, 5, 7, dtype=dtype), first=1 << 20), ops.Average)
+        reducer.release("")
         for present in ([0, 1, 2], [1], [], [0, 1, 2]):
             for index in present:
                 reducer.ready(index)
@@ -100,6 +101,7 @@ def test_flags_tell_who_had_a_gradient(dtype: int) -> None:
 def test_absent_gradients_are_zeros() -> None:
     with lone_engine() as engine:
         reducer = Reducer(engine, plan(gradients(3, 5), first=1 << 20), ops.Sum)
+        reducer.release("")
         bucket, slot = reducer.place(0)
         values = memoryview(bucket.memory).cast("B").cast("f")
         values[:] = memoryview(bytes(values.nbytes)).cast("f")
@@ -118,6 +120,7 @@ def test_buckets_are_submitted_in_order_except_past_late_ones() -> None:
     with lone_engine() as engine:
         recorder: Any = Recorder(engine)
         reducer = Reducer(recorder, plan(gradients(1, 1, 1), groups=[]), ops.Sum)
+        reducer.release("")
 
         def finish() -> None:
             for index in reducer.missing():
@@ -145,9 +148,24 @@ def test_buckets_are_submitted_in_order_except_past_late_ones() -> None:
         assert recorder.names == ["x.bucket0", "x.bucket2", "x.bucket1"]
 
 
+def test_nothing_is_submitted_before_the_release_which_names_the_buckets() -> None:
+    with lone_engine() as engine:
+        recorder: Any = Recorder(engine)
+        reducer = Reducer(recorder, plan(gradients(1, 1), groups=[]), ops.Sum)
+        reducer.ready(1)
+        reducer.ready(0)
+        assert reducer.begun
+        assert recorder.names == []
+        reducer.release("of.")
+        assert reducer.missing() == []
+        reducer.wait()
+        assert recorder.names == ["of.x.bucket0", "of.x.bucket1"]
+
+
 def test_more_buckets_later() -> None:
     with lone_engine() as engine:
         reducer = Reducer(engine, plan(gradients(1, 1)), ops.Sum)
+        reducer.release("")
         more = plan_buckets(gradients(1), prefix="y", bucket_bytes=1, first_bucket_bytes=1)
         assert members(more) == [[0]]
         for step in range(2):
@@ -167,6 +185,7 @@ def test_an_engine_that_ends_fails_the_step_and_leaves_the_reducer_clean() -> No
 
     with lone_engine() as engine:
         reducer = Reducer(engine, plan(gradients(1)), ops.Sum)
+        reducer.release("")
         engine.shutdown()
         with pytest.raises(ShutDownError):
             reducer.ready(0)
