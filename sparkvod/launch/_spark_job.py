@@ -30,6 +30,10 @@ _LOST = re.compile(
 _FAILED_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")
 _REFUSED = re.compile(r"SPARK-24(?:819|820|942)[^\n]*|[^\n]*BARRIER[^\n]*(?:SLOTS|SUPPORTED|ALLOCATION)[^\n]*", re.I)
 _PYTHON_ERROR = re.compile(r"PythonException: (.*?)(?=\n\s+at )", re.S)
+_GONE = re.compile(
+    r"Py4JNetworkError[^\n]*|Connection(?:Refused|Reset)Error[^\n]*|SparkContext was shut down|stopped SparkContext"
+    r"|StatusCode\.UNAVAILABLE"
+)
 _runs = itertools.count(1)
 _logger = log.get("launch.spark")
 
@@ -51,8 +55,11 @@ class _Handle:
             self.session.addTag(self._tag)
 
     def untag(self) -> None:
-        if hasattr(self.session, "removeTag"):
-            self.session.removeTag(self._tag)
+        try:
+            if hasattr(self.session, "removeTag"):
+                self.session.removeTag(self._tag)
+        except Exception as e:  # its end is told by the job's own error
+            _logger.debug("the tag %s could not be taken back: %s", self._tag, e)
 
     def interrupt(self) -> None:
         try:
@@ -121,7 +128,7 @@ class Job:
             # Nobody could tell whether the tasks have started: an empty stage of the same shape comes first.
             self._submit(_probe_function(), deadline=True)
         table = self._submit(_task_function(task, paths, self._name), deadline=self._box is not None)
-        return _spark_worker.results(table, self._size)
+        return _spark_worker.results(table, self._size, self._box)
 
     def _submit(self, function: Callable[..., Any], deadline: bool) -> Any:
         ranks = self._handle.session.range(0, self._size, 1, self._size)
@@ -138,7 +145,7 @@ class Job:
                 self._handle.interrupt()
                 raise KeyboardInterrupt from None
             self._stop(watch)
-            explained = self._explain(str(e))
+            explained = self._explain(f"{type(e).__name__}: {e}" if _GONE.search(type(e).__name__) else str(e))
             raise explained from (explained.__cause__ if isinstance(explained, WorkerError) else e)
         except BaseException:  # KeyboardInterrupt: the job would go on without its caller
             self._handle.interrupt()
@@ -217,6 +224,11 @@ class Job:
             return LaunchError(
                 f"Spark refused the barrier stage: {refused.group().strip()}; all {self._size} ranks must run at once: "
                 "give a smaller num_proc, or more executors or cores, without dynamic allocation"
+            )
+        if gone := _GONE.search(text):
+            return LaunchError(
+                f"the Spark session ended while the job ran ({gone.group().strip()}); make a new one. If its JVM died "
+                "of too little memory, which its log says, start it with a larger spark.driver.memory, or return less"
             )
         if "spark.driver.maxResultSize" in text:
             return LaunchError(

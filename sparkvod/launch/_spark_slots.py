@@ -16,6 +16,9 @@ from sparkvod.errors import LaunchError
 _LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?$")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
 
+_SIZE = re.compile(r"(\d+)\s*(b|k|m|g|t|)b?$")
+_COPIES = 4
+
 Conf = Callable[[str], str | None]
 
 
@@ -58,6 +61,25 @@ def num_slots(conf: Conf) -> int | None:
     if executors is None or cores is None:
         return None
     return int(executors) * min(int(cores) // per_task, _gpu_slots(conf))
+
+
+def result_bytes(conf: Conf) -> int:
+    """Returns how many bytes the results of all ranks may have together where Spark carries them.
+
+    Spark holds a result several times over, in the JVM of its task and in the driver's, and the JVM that has no memory
+    left ends with the session.
+    """
+    memory = min(nbytes(conf(f"spark.{jvm}.memory") or "1g") for jvm in ("driver", "executor"))
+    most = nbytes(conf("spark.driver.maxResultSize") or "1g")
+    return min(memory // _COPIES, most or memory)
+
+
+def nbytes(text: str) -> int:
+    """Returns the bytes of one of Spark's sizes, such as ``512m``; a plain number is one of MiB, as for memory."""
+    found = _SIZE.match(text.strip().lower())
+    if found is None:
+        return 1 << 30
+    return int(found.group(1)) << {"b": 0, "k": 10, "": 20, "m": 20, "g": 30, "t": 40}[found.group(2)]
 
 
 def _gpu_slots(conf: Conf) -> int:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkvod import config
-from sparkvod.errors import WorkerError
+from sparkvod import config, log
+from sparkvod.errors import PeerLostError, WorkerError
 from sparkvod.launch import context
 from sparkvod.launch._call import call
 from sparkvod.launch._file_gather import FileGather, is_private
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 SCHEMA = "rank long, seq long, chunk binary"
 CHUNK_BYTES = 8 << 20
+#: Functions and results above this size go through the mailbox, if there is one: Spark would hold each several times
+#: over in the driver's memory, and end when that is full.
+LARGE_BYTES = CHUNK_BYTES
+CALL_NAME = "call"
+_IN_MAILBOX = -1  # the number of a chunk that is the digest of what lies there
 # What one exception may add to Spark's own error text, which is logged more than once.
 _EXCEPTION_BYTES = 24 << 10
 _CAUSE_SECONDS = 0.7
@@ -43,12 +48,14 @@ class Task:
     """What the driver tells every task; it travels in Spark's plan, so nothing in it is secret.
 
     Attributes:
-        function: (fn, args, kwargs), pickled by cloudpickle.
+        function: (fn, args, kwargs), pickled by cloudpickle; empty when they lie in the mailbox.
         env: environment variables for the function; None removes one.
         mailbox: url of the run's mailbox; empty when there is none.
         mailbox_options: fsspec's options for it.
         private: the mailbox is a directory of this host that no other user can enter.
         copy: what is printed goes to the executor's log too.
+        digest: of the function in the mailbox, where one too large for Spark lies.
+        limit: bytes that the results of all ranks may have together where Spark carries them.
     """
 
     function: bytes
@@ -57,6 +64,8 @@ class Task:
     mailbox_options: dict[str, Any] = field(default_factory=dict)
     private: bool = False
     copy: bool = True
+    digest: str = ""
+    limit: int = 1 << 62
 
 
 class TaskFailedError(RuntimeError):
@@ -99,7 +108,7 @@ def decode(text: str) -> list[Failure]:
     return [Failure.from_json(zlib.decompress(base64.b64decode(word)).decode(), trusted=True) for word in words]
 
 
-def _run(task: Task, spark: BarrierTaskContext, order: list[int], rank: int, size: int) -> bytes:
+def _run(task: Task, spark: BarrierTaskContext, order: list[int], rank: int, size: int) -> Result:
     private = task.private and is_private(task.mailbox)
     box = mailbox.Mailbox(task.mailbox, task.mailbox_options) if task.mailbox and private == task.private else None
     poster: mailbox.Poster = box.poster(rank) if box else mailbox.NullPoster()
@@ -117,7 +126,7 @@ def _attempt(
     size: int,
     box: mailbox.Mailbox | None,
     poster: mailbox.Poster,
-) -> bytes:
+) -> Result:
     host = socket.gethostname()
     private = box is not None and task.private
     try:
@@ -133,11 +142,14 @@ def _attempt(
                 else lambda data: _barrier_gather(spark, order, data)
             )
             with context.use(context.WorldContext(rank, size, context.only_here(gather))):
-                fn, args, kwargs = pickle.loads(task.function)
-                result = call(fn, args, kwargs)
-            data = dump_result(result, rank)
+                function = box.take(CALL_NAME, task.digest) if box and task.digest else task.function
+                fn, args, kwargs = pickle.loads(function)
+                value = call(fn, args, kwargs)
+            result = _handed_over(dump_result(value, rank), rank, box)
+            if not task.mailbox:
+                _agree_on_size(spark, order, len(result.data), task.limit)
         poster.post("ended")
-        return data
+        return result
     except BaseException as e:  # SystemExit and KeyboardInterrupt too: Spark would take them for its own end
         failure = Failure.capture(e, rank, host)
         # The mailbox tells all ranks' failures, Spark only the first that it sees.
@@ -156,21 +168,75 @@ def _to_spark(error: BaseException, failure: Failure, told: bool) -> TaskFailedE
 
 
 def _barrier_gather(spark: BarrierTaskContext, order: list[int], data: bytes) -> list[bytes]:
-    by_partition = spark.allGather(base64.b64encode(data).decode())
-    return [base64.b64decode(by_partition[partition]) for partition in order]
+    found = _spark_gather(spark, order, "inside", data)
+    ended = [rank for rank, (where, _) in enumerate(found) if where != "inside"]
+    if ended:
+        raise PeerLostError(
+            f"rank {ended[0]} has returned without this all-gather; call init() equally often on every rank"
+        )
+    return [data for _, data in found]
 
 
-def _chunks(rank: int, data: bytes) -> Iterator[pa.RecordBatch]:
+def _spark_gather(spark: BarrierTaskContext, order: list[int], where: str, data: bytes) -> list[tuple[str, bytes]]:
+    by_partition = spark.allGather(f"{where} {base64.b64encode(data).decode()}")
+    said = [by_partition[partition].partition(" ") for partition in order]
+    return [(at, base64.b64decode(text)) for at, _, text in said]
+
+
+def _agree_on_size(spark: BarrierTaskContext, order: list[int], nbytes: int, limit: int) -> None:
+    """Ends the run on all ranks rather than Spark itself, when their results are more than its driver can take."""
+    found = _spark_gather(spark, order, "ended", b"%d" % nbytes)
+    sizes = [int(data) if where == "ended" else 0 for where, data in found]
+    if sum(sizes) > limit:
+        largest = max(range(len(sizes)), key=sizes.__getitem__)
+        raise ValueError(
+            f"the results of all ranks are {sum(sizes):,} bytes (that of rank {largest} {sizes[largest]:,}), and Spark "
+            f"could bring {limit:,} to the driver, by spark.driver.memory, spark.executor.memory and "
+            "spark.driver.maxResultSize; return less (write it to a store, return its path), give run(mailbox=...) a "
+            "directory that driver and executors reach, or start the session with more"
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """A rank's pickled result, or the digest of one that lies in the mailbox."""
+
+    data: bytes
+    in_mailbox: bool = False
+
+
+def _handed_over(data: bytes, rank: int, box: mailbox.Mailbox | None) -> Result:
+    if box is None or len(data) <= LARGE_BYTES:
+        return Result(data)
+    try:
+        return Result(box.put(_result_name(rank), data).encode(), True)
+    except OSError as e:
+        log.get("launch.spark").warning(
+            "the result of rank %d, %d bytes, cannot be written to %s (%s) and goes through Spark's driver",
+            rank,
+            len(data),
+            box.url,
+            e,
+        )
+        return Result(data)
+
+
+def _result_name(rank: int) -> str:
+    return f"result-{rank}"
+
+
+def _chunks(rank: int, result: Result) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    view = memoryview(data)
-    for seq, at in enumerate(range(0, len(data), CHUNK_BYTES)):
+    view = memoryview(result.data)
+    for seq, at in enumerate(range(0, len(view), CHUNK_BYTES)):
         chunk = pa.array([view[at : at + CHUNK_BYTES]], pa.binary())
+        seq = _IN_MAILBOX if result.in_mailbox else seq
         yield pa.RecordBatch.from_arrays([pa.array([rank]), pa.array([seq]), chunk], ["rank", "seq", "chunk"])
 
 
-def results(table: pa.Table, size: int) -> list[Any]:
-    """Returns the results by rank from the collected chunks.
+def results(table: pa.Table, size: int, box: mailbox.Mailbox | None = None) -> list[Any]:
+    """Returns the results by rank from the collected chunks, and from the mailbox.
 
     Raises:
         WorkerError: a rank's result is not there.
@@ -178,7 +244,16 @@ def results(table: pa.Table, size: int) -> list[Any]:
     chunks: dict[int, dict[int, Any]] = {rank: {} for rank in range(size)}
     for rank, seq, chunk in zip(*(table.column(name) for name in ("rank", "seq", "chunk")), strict=True):
         chunks[rank.as_py()][seq.as_py()] = chunk.as_buffer()
-    missing = [rank for rank, parts in chunks.items() if not parts]
-    if missing:
-        raise WorkerError(missing[0], "an executor", "LookupError", "Spark brought no result of this rank", "")
-    return [pickle.loads(b"".join(parts[seq] for seq in sorted(parts))) for parts in chunks.values()]
+    return [_result(rank, parts, box) for rank, parts in chunks.items()]
+
+
+def _result(rank: int, parts: dict[int, Any], box: mailbox.Mailbox | None) -> Any:
+    if not parts:
+        raise WorkerError(rank, "an executor", "LookupError", "Spark brought no result of this rank", "")
+    if box is None or _IN_MAILBOX not in parts:
+        return pickle.loads(b"".join(parts[seq] for seq in sorted(parts)))
+    try:  # the digest came through Spark, so what it fits is the rank's own
+        return pickle.loads(box.take(_result_name(rank), bytes(parts[_IN_MAILBOX]).decode()))
+    except OSError as e:
+        said = f"its result cannot be read from {box.url}: {e}"
+        raise WorkerError(rank, "an executor", "LookupError", said, "") from e

@@ -103,6 +103,9 @@ def run(
                 "the ranks' output is in the executors' logs: give run(mailbox=...) a directory that driver and "
                 "executors reach to see it here"
             )
+        digest = ""
+        if folder.box and len(function) > _spark_worker.LARGE_BYTES:
+            digest, function = folder.box.put(_spark_worker.CALL_NAME, function), b""
         task = _spark_worker.Task(
             function,
             {name: None if value is None else str(value) for name, value in (env or {}).items()},
@@ -110,6 +113,8 @@ def run(
             folder.options,
             private=folder.private,
             copy=not local,  # a local executor's log is this terminal
+            digest=digest,
+            limit=_spark_slots.result_bytes(conf),
         )
         printer = LinePrinter(verbose, stdout, stderr, prefix_output_with_timestamp)
         name = getattr(fn, "__name__", type(fn).__name__)

@@ -7,6 +7,7 @@ one for all events of a second. Nothing but JSON is ever read from a mailbox.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -92,6 +93,35 @@ class Mailbox:
             log.get("observe").debug("an event came too late for %s", self.url)
         except OSError as e:
             log.get("observe").warning("an event could not be posted to %s: %s", self.url, e)
+
+    def put(self, name: str, data: bytes) -> str:
+        """Stores what is too large for Spark beside the events; returns what :meth:`take` checks it by.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._local:
+            path = os.path.join(self._path, name)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(data)
+        else:
+            self._fs.pipe_file(f"{self._path}/{name}", data)
+        return hashlib.sha256(data).hexdigest()
+
+    def take(self, name: str, digest: str) -> bytes:
+        """Returns what was :meth:`put`; safe to be unpickled if ``digest`` came over a trusted channel.
+
+        Raises:
+            OSError: it cannot be read, or is something else.
+        """
+        if self._local:
+            with open(os.path.join(self._path, name), "rb") as file:
+                data = file.read()
+        else:
+            data = bytes(self._fs.cat_file(f"{self._path}/{name}"))
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise OSError(f"{self.url}/{name} holds {len(data)} bytes that are not those that were written there")
+        return data
 
     def poster(self, rank: int) -> Poster:
         """Returns what posts in the name of ``rank``."""

@@ -4,8 +4,10 @@ import io
 import os
 import re
 import stat
+import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 import sparkvod
 from sparkvod.errors import LaunchError, WorkerError, WorkerLostError
-from sparkvod.launch import context
+from sparkvod.launch import _spark_worker, context
 from sparkvod.launch import spark as launch_spark
 from sparkvod.launch._spark_job import Job
 from sparkvod.launch.failure import Failure
@@ -201,6 +203,48 @@ def test_a_reused_python_worker_is_as_it_was(spark: Any) -> None:
     assert all(row.fact for row in rows), rows
 
 
+def test_large_results_and_arguments_do_not_pass_through_sparks_driver(
+    spark: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried: list[int] = []
+    results = _spark_worker.results
+    monkeypatch.setattr(
+        _spark_worker, "results", lambda table, *rest: carried.append(table.nbytes) or results(table, *rest)
+    )
+    data = os.urandom(20 << 20)
+
+    def fn(given: bytes) -> bytes:
+        (folder,) = temporary.glob("sparkvod-run-*")
+        assert (folder / "call").stat().st_size > len(given)
+        return given
+
+    assert run(fn, (data,), num_proc=2) == [data, data]
+    assert carried[0] < 1000
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.timeout(150)
+def test_results_larger_than_the_default_driver(full: bool) -> None:
+    if not full:
+        pytest.skip("600 MB in a session of its own: make test-full")
+    script = """
+        from pyspark.sql import SparkSession
+        import sparkvod
+        spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+        print([len(x) for x in sparkvod.run(lambda: b"x" * 300_000_000, num_proc=2)])
+        print(sparkvod.run(lambda: 1, num_proc=2))
+        spark.stop()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=140)
+    assert done.stdout.split("\n")[:2] == ["[300000000, 300000000]", "[1, 1]"], done.stderr[-3000:]
+
+
+def test_a_session_that_ends_meanwhile_is_told(spark: Any) -> None:
+    job = Job(spark, "fn", 2, 10, None, False, LinePrinter(0), None)
+    for text in ("ConnectionRefusedError: [Errno 111]", "Job 3 cancelled because SparkContext was shut down"):
+        assert "the Spark session ended while the job ran" in str(job._explain(text))
+
+
 def test_what_fails_outside_the_function_is_told(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkvod.launch._spark_worker.SCHEMA", "something binary")
     with pytest.raises(LaunchError, match="failed outside the function: Job aborted(?s:.*)getBinary") as caught:
@@ -268,6 +312,26 @@ class TestAsOnACluster:
     def test_a_lost_process_is_told(self) -> None:
         with pytest.raises(WorkerLostError, match="ended without a word"):
             run(lambda: my_rank() == 1 and os._exit(3), num_proc=2, verbose=0)
+
+    def test_results_that_spark_cannot_carry_are_refused_and_it_lives(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sparkvod.launch._spark_slots.result_bytes", lambda conf: 3_000_000)
+        assert run(lambda: b"x" * 1_000_000, num_proc=2, verbose=0) == [b"x" * 1_000_000] * 2
+        with pytest.raises(
+            WorkerError, match=r"are 4,00.* bytes \(that of rank 1 3,00.*\), and Spark could bring 3,000,000 .*mailbox="
+        ):
+            run(lambda: b"x" * (1_000_000 + 2_000_000 * my_rank()), num_proc=2, verbose=0)
+        assert run(my_rank, num_proc=2, verbose=0) == [0, 1]
+
+    def test_a_gather_that_a_returned_rank_cannot_join_fails(self) -> None:
+        with pytest.raises(WorkerError, match="rank 0 has returned without this all-gather"):
+            run(lambda: my_rank() and context.current().allgather(b""), num_proc=2, verbose=0)  # type: ignore[union-attr]
+
+    def test_large_results_go_through_a_shared_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sparkvod.launch._spark_slots.result_bytes", lambda conf: 1)
+        data = os.urandom(10 << 20)
+        results = run(lambda: data if my_rank() else None, num_proc=2, mailbox=str(tmp_path / "box"), verbose=0)
+        assert results == [None, data]
+        assert list((tmp_path / "box").iterdir()) == []
 
     def test_tasks_that_cannot_start(self, spark: Any) -> None:
         def slow(batches: Any) -> Any:

@@ -103,3 +103,18 @@ def test_dynamic_allocation() -> None:
 )
 def test_ranks_are_grouped_by_host_in_partition_order(addresses: list[str], order: list[int]) -> None:
     assert rank_order(addresses) == order
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ({}, 256 << 20),
+        ({"spark.driver.memory": "8g"}, 256 << 20),
+        ({"spark.driver.memory": "8g", "spark.executor.memory": "4096m"}, 1 << 30),
+        ({"spark.driver.memory": "512"}, 128 << 20),
+        ({"spark.driver.memory": "8g", "spark.executor.memory": "8gb", "spark.driver.maxResultSize": "0"}, 2 << 30),
+        ({"spark.driver.maxResultSize": "100m"}, 100 << 20),
+    ],
+)
+def test_what_spark_can_carry(conf: dict[str, str], expected: int) -> None:
+    assert _spark_slots.result_bytes(conf.get) == expected

@@ -113,3 +113,15 @@ def test_the_current_poster(tmp_path: Path) -> None:
     mailbox.current().post("nobody listens")
     assert [(e["kind"], e["rank"], e["a"]) for e in box.read_new()] == [("heard", 4, 1)]
     box.close()
+
+
+def test_what_is_too_large_for_spark_is_kept_beside_the_events(url: str) -> None:
+    box = Mailbox(url)
+    box.create()
+    digest = box.put("result-0", b"x" * 100_000)
+    assert Mailbox(url).take("result-0", digest) == b"x" * 100_000
+    assert box.read_new() == []
+    box.put("result-0", b"y" * 100_000)
+    with pytest.raises(OSError, match="result-0 holds 100000 bytes that are not those that were written"):
+        Mailbox(url).take("result-0", digest)
+    box.remove()
