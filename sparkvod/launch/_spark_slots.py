@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkvod.errors import LaunchError
+from sparkvod.launch._checks import check_count
 
 _LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?$")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
@@ -97,8 +98,8 @@ def check(conf: Conf, num_proc: int | None) -> int:
         LaunchError: dynamic allocation is on, the slots are too few, or nothing tells a number.
         ValueError: ``num_proc`` is below 1.
     """
-    if num_proc is not None and num_proc < 1:
-        raise ValueError(f"num_proc={num_proc} was found, at least 1 rank was expected")
+    if num_proc is not None:
+        num_proc = check_count("num_proc", num_proc)
     if (conf("spark.dynamicAllocation.enabled") or "").lower() == "true" and not is_local(conf):
         raise LaunchError(
             "spark.dynamicAllocation.enabled=true was found, and Spark runs no barrier stage with it (SPARK-24942); "

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sparkvod.launch._checks import check_call, check_count, check_env, check_handler, check_seconds
 from sparkvod.launch._local_world import LocalWorld
 from sparkvod.launch._pickle import dump_call
 from sparkvod.launch.launcher import EventHandler, Launcher
@@ -43,11 +44,14 @@ def run_local(
         WorkerError: a rank raised; the others were ended. Its cause is that rank's own exception.
         WorkerLostError: a rank's process ended without a result.
         LaunchError: the processes could not be started, or the timeout passed.
-        ValueError: ``np`` is below 1.
-        TypeError: the function or its arguments cannot be pickled.
+        ValueError: ``np`` is below 1, ``timeout`` not above 0.
+        TypeError: an argument is of a wrong type, or the function or its arguments cannot be pickled.
     """
-    if np < 1:
-        raise ValueError(f"np={np} was found, at least 1 process was expected")
+    check_call(fn, args, kwargs)
+    np = check_count("np", np)
+    check_env(env)
+    check_handler(on_event)
+    timeout = check_seconds("timeout", timeout)
     task = dump_call(fn, args, kwargs)
     printer = LinePrinter(verbose)
     with LocalWorld(np, task, dict(env or {}), printer, on_event) as world:
@@ -71,8 +75,7 @@ class LocalLauncher(Launcher):
         verbose: int = 1,
         timeout: float | None = None,
     ) -> None:
-        if num_proc < 1:
-            raise ValueError(f"num_proc={num_proc} was found, at least 1 process was expected")
+        num_proc = check_count("num_proc", num_proc)
         self._num_proc, self._env, self._verbose, self._timeout = num_proc, dict(env or {}), verbose, timeout
 
     def run(

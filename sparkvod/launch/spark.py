@@ -18,6 +18,7 @@ from typing import IO, Any
 from sparkvod import config, log
 from sparkvod.errors import LaunchError
 from sparkvod.launch import _spark_slots, _spark_worker
+from sparkvod.launch._checks import check_call, check_count, check_env, check_handler, check_seconds
 from sparkvod.launch._pickle import dump_call
 from sparkvod.launch._spark_job import Job
 from sparkvod.launch._spark_session import advising, check_session, check_workers_python, is_connect, no_session
@@ -84,15 +85,20 @@ def run(
             own exception when that can be pickled.
         LaunchError: no session, a workers' Python without sparkvod, too few slots, dynamic allocation, or the tasks
             did not start in time.
-        TypeError: the function or its arguments cannot be pickled.
-        ValueError: ``num_proc`` is below 1.
+        TypeError: an argument is of a wrong type, or the function or its arguments cannot be pickled.
+        ValueError: ``num_proc`` is below 1, ``start_timeout`` not above 0.
     """
+    check_call(fn, args, kwargs)
+    if num_proc is not None:
+        num_proc = check_count("num_proc", num_proc)
+    check_env(env)
+    check_handler(on_event)
+    timeout = check_seconds("start_timeout", start_timeout) or config.get("spark_start_timeout")
     _warn_of_meaningless(use_mpi=use_mpi, extra_mpi_args=extra_mpi_args, nics=nics, executable=executable)
     spark = spark or _session()
     check_session(spark)
     conf = _spark_slots.conf_of(spark)
     num_proc = _spark_slots.check(conf, num_proc)
-    timeout = config.get("spark_start_timeout") if start_timeout is None else float(start_timeout)
     function = dump_call(fn, args, kwargs)
     here = _spark_slots.is_one_host(conf) and on_this_host(spark)
     local = here and _spark_slots.is_local(conf)
@@ -140,6 +146,8 @@ class SparkLauncher(Launcher):
         verbose: int = 1,
         **options: Any,
     ) -> None:
+        if num_proc is not None:
+            num_proc = check_count("num_proc", num_proc)
         self._num_proc, self._env, self._verbose, self._options = num_proc, dict(env or {}), verbose, options
 
     def run(

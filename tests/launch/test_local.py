@@ -35,7 +35,7 @@ def test_it_is_the_packages_run_local() -> None:
 
 @pytest.mark.parametrize("np", [0, -1])
 def test_no_ranks_are_refused(np: int) -> None:
-    with pytest.raises(ValueError, match=f"np={np} was found, at least 1 process was expected"):
+    with pytest.raises(ValueError, match=f"np={np} was found, at least 1 rank was expected"):
         run_local(my_rank, np=np)
 
 
