@@ -25,6 +25,8 @@ from sparkvod.launch.launcher import EventHandler
 from sparkvod.launch.output import LinePrinter
 
 GRACE_SECONDS = 3.0
+# What a rank that has returned may take for its own end: its atexit functions may have logs to upload.
+EXIT_SECONDS = 30.0
 # A rank that only noticed a lost peer may be heard before the cause: wait this long for it.
 _CAUSE_SECONDS = 1.0
 _TICK_SECONDS = 0.05
@@ -315,7 +317,7 @@ class LocalWorld:
 
     def _await_exits(self) -> None:
         """Gives ranks that have returned the time for their own ends (atexit, threads), and prints what they say."""
-        until = time.monotonic() + GRACE_SECONDS
+        until = time.monotonic() + EXIT_SECONDS
         while any(w.poll() is None for w in self._workers) and time.monotonic() < until:
             self._step(_TICK_SECONDS)
         for worker in self._workers:
@@ -326,7 +328,10 @@ class LocalWorld:
                 log.get("launch").warning("rank %d had returned its result, then its process %s", worker.rank, how)
             elif code is None:
                 log.get("launch").warning(
-                    "rank %d had returned its result, but its process did not end and is ended", worker.rank
+                    "rank %d had returned its result, but its process did not end within %g s and is ended; a thread "
+                    "that is no daemon, or an atexit function, kept it",
+                    worker.rank,
+                    EXIT_SECONDS,
                 )
 
     def _end_all(self) -> None:

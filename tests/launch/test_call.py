@@ -83,7 +83,7 @@ def test_a_childs_all_gather_is_refused(launch: Run, capsys: pytest.CaptureFixtu
 
 
 def square(value: int) -> int:
-    print("squares", value)
+    os.write(1, b"squares %d\n" % value) if sys.stdout is sys.__stdout__ else print("squares", value)
     return value * value
 
 

@@ -97,14 +97,37 @@ def test_a_gather_that_a_returned_rank_cannot_join_fails_at_once() -> None:
 def test_a_rank_that_does_not_leave_after_its_result_is_ended(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sparkvod.launch._local_world.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("sparkvod.launch._local_world.EXIT_SECONDS", 0.5)
 
     def fn() -> int:
         threading.Thread(target=time.sleep, args=(60,)).start()
         return my_rank()
 
     assert run_local(fn, np=1) == [0]
-    assert "did not end and is ended" in caplog.text
+    assert "did not end within 0.5 s and is ended" in caplog.text
+
+
+def test_a_rank_ends_in_order_and_soon(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(30)
+
+    def fn() -> None:
+        import atexit
+        import ctypes
+
+        sys.modules["kept_until_the_end"] = Slow()  # type: ignore[assignment]
+        atexit.register(lambda: print("at exit", flush=True))
+        threading.Thread(target=lambda: (time.sleep(0.5), print("of a thread"))).start()
+        ctypes.CDLL(None).printf(b"held back by C\n")
+
+    began = time.monotonic()
+    run_local(fn, np=1)
+    assert time.monotonic() - began < 20
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["[0]<stdout>:at exit", "[0]<stdout>:held back by C", "[0]<stdout>:of a thread"]
+    assert lines.index("[0]<stdout>:of a thread") < lines.index("[0]<stdout>:at exit")
+    assert not caplog.records
 
 
 def test_output_of_compiled_code_is_taken_too(capsys: pytest.CaptureFixture[str]) -> None:
