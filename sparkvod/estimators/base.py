@@ -88,6 +88,12 @@ class Timings(dict[str, float]):
         return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.items())
 
 
+def _announce(listener: Callable[[dict[str, Any]], None] | None, phase: str, text: str) -> None:
+    """Says what begins now, so that nobody waits in front of nothing before the first steps."""
+    if listener is not None:
+        listener({"kind": "phase", "phase": phase, "text": text, "rank": 0, "time": time.time()})
+
+
 class EstimatorBase(TableParams, Saved, Estimator):
     """Base of estimators. A framework's estimator adds the methods that are abstract here.
 
@@ -143,7 +149,8 @@ class EstimatorBase(TableParams, Saved, Estimator):
 
     def _fit(self, dataset: DataFrame) -> ModelBase:
         timings, began = Timings(), time.perf_counter()
-        with timings.phase("preparing"):
+        with timings.phase("preparing"), self._listening() as listener:
+            _announce(listener, "preparing", "preparing the data")
             check_session(dataset.sparkSession)
             launcher, payload = self._begin(dataset.sparkSession)
             asked: dict[str, Any] = {
@@ -312,6 +319,8 @@ class EstimatorBase(TableParams, Saved, Estimator):
                     self.value("max_restarts"),
                     str(lost).partition("\n")[0],
                 )
+            size = launcher.num_processes()
+            _announce(listener, "starting", f"run {task.run_id}: starting {size} rank{'s' * (size > 1)}")
             try:
                 return _run(launcher, task, listener)
             except LaunchError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from typing import IO, Any
@@ -25,8 +26,10 @@ class ProgressBar:
 
     It takes events of the kind ``progress`` with the fields ``epoch`` (from 0), ``epochs``, ``step`` (steps done in
     this epoch), ``steps``, ``rows`` (rows that all ranks have done in this epoch), ``loss``, ``val_loss`` (either may
-    be missing); others are ignored. Rank 0's are shown, because all ranks are at the same step. In a terminal or a
-    notebook it is a bar of tqdm, elsewhere (a log file, a pipe) one line every few seconds and at each epoch's end.
+    be missing), and of the kind ``phase``, whose ``text`` is a line of its own: what goes on before there are steps.
+    Others are ignored. Rank 0's are shown, because all ranks are at the same step. In a terminal or a notebook it is
+    a bar of tqdm, elsewhere (a log file, a pipe, a terminal that does not tell its width) one line every few seconds
+    and at each epoch's end.
 
     Args:
         stream: where to draw; standard error by default.
@@ -46,16 +49,24 @@ class ProgressBar:
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Takes one event."""
-        if event.get("kind") != "progress" or event.get("rank", 0) != 0:
+        if event.get("rank", 0) != 0:
+            return
+        if event.get("kind") == "phase":
+            self.close()  # a run that starts again begins a new bar
+            write_line(str(event.get("text")), self._stream or sys.stderr)
+        if event.get("kind") != "progress":
             return
         epoch, step, steps = int(event["epoch"]), int(event["step"]), int(event["steps"])
         now = float(event.get("time", time.time()))
-        if epoch != self._epoch:
+        first = epoch != self._epoch
+        if first:
             self._end_epoch()
             self._epoch, self._began, self._last_line = epoch, now, -math.inf
             self._rows = float(event.get("rows", 0))  # rows done before the first report have no time of ours
         name = f"epoch {epoch + 1}" + (f"/{event['epochs']}" if event.get("epochs") else "")
         figures = self._figures(event, now)
+        if first and step < steps:
+            figures.pop("rows/s", None)  # of a step or two, the first of which warms everything up
         if self._plain:
             self._print(name, step, steps, figures, now)
         else:
@@ -113,5 +124,7 @@ def _can_draw(stream: IO[str]) -> bool:
         return False
     if "ipykernel" in sys.modules:
         return True
-    isatty = getattr(stream, "isatty", None)
-    return bool(isatty and isatty())
+    try:
+        return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
+    except (AttributeError, OSError, ValueError):  # no file, or closed
+        return False

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import fcntl
 import io
+import pty
+import struct
+import termios
 from typing import Any
 
 import pytest
@@ -66,3 +70,58 @@ def test_an_epoch_without_steps() -> None:
     with ProgressBar(stream, plain=True) as bar:
         bar({"kind": "progress", "rank": 0, "epoch": 0, "epochs": 1, "step": 0, "steps": 0, "time": 1.0})
     assert stream.getvalue() == "epoch 1/1: step 0/0\n"
+
+
+def test_the_first_line_of_an_epoch_has_no_rate_yet() -> None:
+    stream = io.StringIO()
+    with ProgressBar(stream, plain=True, interval=0) as bar:
+        for epoch in range(2):
+            for step in (1, 5, 10):
+                bar(event(epoch, step, 100.0 + step, loss=0.5, rows_per_second=3.0 if step == 1 else 999.0))
+    lines = stream.getvalue().splitlines()
+    assert [("rows/s" in line) for line in lines] == [False, True, True] * 2
+
+
+def test_phases_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    for plain in (True, False):
+        stream = io.StringIO()
+        with ProgressBar(stream, plain=plain) as bar:
+            bar({"kind": "phase", "text": "preparing the data"})
+            bar(event(0, 5, 101.0))
+            bar({"kind": "phase", "text": "starting 2 ranks"})
+            bar(event(0, 3, 102.0))
+        drawn = stream.getvalue()
+        assert drawn.startswith("preparing the data\n")
+        assert "starting 2 ranks\n" in drawn
+        assert drawn.index("5/10") < drawn.index("starting") < drawn.index("3/10")
+
+
+@pytest.mark.parametrize("columns", [0, 90])
+def test_a_terminal_without_a_size_gets_lines(columns: int) -> None:
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30 if columns else 0, columns, 0, 0))
+    with open(ours, "rb", buffering=0) as reader, open(theirs, "w") as stream:
+        with ProgressBar(stream) as bar:
+            bar(event(0, 5, 101.0, loss=0.5))
+            bar(event(0, 10, 102.0, loss=0.5))
+        stream.flush()
+        drawn = reader.read(10000).decode()
+    if columns:
+        assert "\r" in drawn.replace("\r\n", "")
+        assert "10/10" in drawn
+    else:
+        assert (
+            drawn == "epoch 1/2: step 5/10 (50 %), loss 0.5\r\nepoch 1/2: step 10/10 (100 %), loss 0.5, rows/s 500\r\n"
+        )
+
+
+def test_a_stream_that_is_no_terminal_gets_lines() -> None:
+    class Odd(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Odd()
+    ProgressBar(stream)(event(0, 5, 101.0))
+    assert stream.getvalue() == "epoch 1/2: step 5/10 (50 %)\n"
