@@ -40,7 +40,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;
-  virtual bool Supports(Collective collective, DType dtype) const = 0;
+  // `op` is of the collectives that reduce.
+  virtual bool Supports(Collective collective, ReduceOp op, DType dtype) const = 0;
   virtual Result Allreduce(const AllreduceCall& call, Carrier* carrier) = 0;
   // data: all blocks, the own one filled in; offsets: where each rank's block begins, and the end
   // (bytes).

@@ -21,8 +21,8 @@ enum class DType : uint8_t {
 };
 constexpr int kDTypeCount = 11;
 
-enum class ReduceOp : uint8_t { kAverage = 0, kSum = 1 };
-constexpr int kReduceOpCount = 2;
+enum class ReduceOp : uint8_t { kAverage = 0, kSum, kAdasum, kMin, kMax, kProduct };
+constexpr int kReduceOpCount = 6;
 
 // A code that came over a wire or from Python names a dtype, or an operation, only if this says so.
 constexpr bool IsDType(int code) { return code >= 0 && code < kDTypeCount; }
@@ -89,6 +89,14 @@ constexpr const char* NameOf(ReduceOp op) {
       return "average";
     case ReduceOp::kSum:
       return "sum";
+    case ReduceOp::kAdasum:
+      return "adasum";
+    case ReduceOp::kMin:
+      return "min";
+    case ReduceOp::kMax:
+      return "max";
+    case ReduceOp::kProduct:
+      return "product";
   }
   return "unknown";
 }

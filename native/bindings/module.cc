@@ -41,7 +41,8 @@ DType DTypeFrom(int code) {
 ReduceOp OpFrom(int code) {
   if (!IsReduceOp(code))
     throw py::value_error("reduce operation " + std::to_string(code) +
-                          " was found, 0 (Average) or 1 (Sum) was expected");
+                          " was found; 0 (Average), 1 (Sum), 2 (Adasum), 3 (Min), 4 (Max) or 5 "
+                          "(Product) was expected");
   return static_cast<ReduceOp>(code);
 }
 

@@ -22,7 +22,7 @@ Result HierarchicalAllreduce(Communicator& comm, DType dtype, const std::vector<
     std::vector<const void*> srcs;
     for (int l = 0; l < n; ++l) srcs.push_back(buffer(l) + begin(me) * size);
     void* dst = own;
-    BestKernels().sum_to(dtype, &dst, 1, srcs.data(), n, share, Finish{});
+    BestKernels().sum_to(dtype, &dst, 1, srcs.data(), n, share, finish.Partial());
   }
   SPARKVOD_TRY(
       RingAllreduce(comm, {topology.cross_ranks, topology.cross_rank}, dtype, own, share, finish));

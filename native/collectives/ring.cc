@@ -57,7 +57,7 @@ Result RingAllreduce(Communicator& comm, const Ring& ring, DType dtype, void* da
         if (got == want) {
           const void* srcs[2] = {piece.data(), sum};
           void* dst = sum;
-          const Finish how = s == n - 2 ? finish : Finish{};
+          const Finish how = s == n - 2 ? finish : finish.Partial();
           BestKernels().sum_to(dtype, &dst, 1, srcs, 2, held / size, how);
           sum += held;
           in_bytes -= held;

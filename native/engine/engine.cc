@@ -16,6 +16,21 @@ constexpr double kShutdownSeconds = 5;
 constexpr int kPatrolMs = 1;
 constexpr int64_t kPatrolForNs = 20000000;
 
+Result CheckSupported(const Backend& backend, const Request& request, DType dtype) {
+  if (backend.Supports(request.collective, request.op, dtype)) return {};
+  std::string what = NameOf(request.collective);
+  if (request.collective == Collective::kAllreduce)
+    what += std::string(" (") + NameOf(request.op) + ")";
+  std::string known;
+  for (int code = 0; code < kDTypeCount; ++code)
+    if (backend.Supports(request.collective, request.op, static_cast<DType>(code)))
+      known += (known.empty() ? "" : ", ") + std::string(NameOf(static_cast<DType>(code)));
+  return Result::Fail(Code::kInvalid, what + " of '" + request.name + "' was asked for dtype " +
+                                          NameOf(dtype) +
+                                          (known.empty() ? "; the backend has no such operation"
+                                                         : "; it can be done for " + known));
+}
+
 }  // namespace
 
 Result Engine::Create(const Config& config, std::unique_ptr<Engine>* out) {
@@ -94,12 +109,7 @@ Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64
     return Result::Fail(Code::kInvalid,
                         "'" + request.name + "' is scaled by NaN; a number was expected");
   for (const Entry& e : request.entries) {
-    if (executor_ != nullptr && !executor_->backend().Supports(request.collective, e.dtype))
-      return Result::Fail(
-          Code::kInvalid,
-          std::string(NameOf(request.collective)) + " of '" + request.name +
-              "' was asked for dtype " + NameOf(e.dtype) +
-              "; int32, int64, float16, bfloat16, float32 and float64 can be reduced");
+    if (executor_ != nullptr) SPARKVOD_TRY(CheckSupported(executor_->backend(), request, e.dtype));
     if (request.collective == Collective::kAllgather && e.shape.empty())
       return Result::Fail(Code::kInvalid,
                           "allgather of '" + request.name + "' needs at least one dimension");

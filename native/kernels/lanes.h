@@ -8,7 +8,7 @@
 // A codec says how one dtype is stored and computed with:
 //   Stored, V, kLanes        the element in memory, the vector computed with, elements per vector
 //   Load(p), Store(p, v)     kLanes elements from and to unaligned memory
-//   Combine(a, b)            the sum
+//   Add, Least, Greatest, Multiply (a, b)    what Combine names
 //   Finisher                 a Finish made ready: `active`, and the operation on a vector
 #pragma once
 
@@ -193,11 +193,24 @@ struct Plain {
     return v;
   }
   static void Store(T* p, V v) { __builtin_memcpy(p, &v, sizeof(v)); }
-  static V Combine(V a, V b) { return a + b; }
+  static V Add(V a, V b) { return a + b; }
+  static V Multiply(V a, V b) { return a * b; }
+  // Compared as what they are; a lane that holds a NaN is unequal to itself and is kept.
+  static V Least(V a, V b) {
+    const Vec<T> x = (Vec<T>)a, y = (Vec<T>)b;
+    return (V)(((x < y) | (x != x)) ? x : y);
+  }
+  static V Greatest(V a, V b) {
+    const Vec<T> x = (Vec<T>)a, y = (Vec<T>)b;
+    return (V)(((x > y) | (x != x)) ? x : y);
+  }
 };
 
 struct Bool : Plain<uint8_t, NoFinisher> {
-  static V Combine(V a, V b) { return (V)((a | b) != 0) & 1; }
+  static V Add(V a, V b) { return (V)((a | b) != 0) & 1; }
+  static V Multiply(V a, V b) { return (V)((a != 0) & (b != 0)) & 1; }
+  static V Least(V a, V b) { return Multiply(a, b); }
+  static V Greatest(V a, V b) { return Add(a, b); }
 };
 
 // Both halves are computed with as float32; what differs is how they are widened and narrowed.
@@ -205,8 +218,12 @@ struct Wide {
   using Stored = uint16_t;
   using V = F32;
   using Finisher = FloatFinisher<float>;
+  using Floating = Plain<float, Finisher>;
   static constexpr int kLanes = kWideLanes;
-  static V Combine(V a, V b) { return a + b; }
+  static V Add(V a, V b) { return a + b; }
+  static V Multiply(V a, V b) { return a * b; }
+  static V Least(V a, V b) { return Floating::Least(a, b); }
+  static V Greatest(V a, V b) { return Floating::Greatest(a, b); }
 };
 
 struct BFloat16 : Wide {
@@ -270,6 +287,32 @@ struct Float16 : Wide {
     StoreNarrow(p, sign | half);
   }
 #endif
+};
+
+// Combine, as types that loops are made for.
+struct Adding {
+  template <typename E>
+  static typename E::V Of(typename E::V a, typename E::V b) {
+    return E::Add(a, b);
+  }
+};
+struct Multiplying {
+  template <typename E>
+  static typename E::V Of(typename E::V a, typename E::V b) {
+    return E::Multiply(a, b);
+  }
+};
+struct TakingLeast {
+  template <typename E>
+  static typename E::V Of(typename E::V a, typename E::V b) {
+    return E::Least(a, b);
+  }
+};
+struct TakingGreatest {
+  template <typename E>
+  static typename E::V Of(typename E::V a, typename E::V b) {
+    return E::Greatest(a, b);
+  }
 };
 
 }  // namespace

@@ -28,7 +28,7 @@ void StorePart(typename E::Stored* p, typename E::V v, size_t n) {
 }
 
 // kSrcs and kDsts are the numbers of arrays where they are known in advance, else 0.
-template <typename E, int kSrcs, int kDsts>
+template <typename E, typename C, int kSrcs, int kDsts>
 void SumLoop(void* const* dsts, int ndst, const void* const* srcs, int nsrc, size_t n,
              const Finish& finish) {
   using Stored = typename E::Stored;
@@ -56,7 +56,7 @@ void SumLoop(void* const* dsts, int ndst, const void* const* srcs, int nsrc, siz
     for (int s = 1; s < nsrc; ++s) {
       p = src(s) + i;
 #pragma GCC unroll 4
-      for (int u = 0; u < kUnroll; ++u) sum[u] = E::Combine(sum[u], E::Load(p + u * kLanes));
+      for (int u = 0; u < kUnroll; ++u) sum[u] = C::template Of<E>(sum[u], E::Load(p + u * kLanes));
     }
     if (finisher.active) {
 #pragma GCC unroll 4
@@ -71,7 +71,7 @@ void SumLoop(void* const* dsts, int ndst, const void* const* srcs, int nsrc, siz
   for (; i < n; i += kLanes) {
     const size_t part = n - i < kLanes ? n - i : kLanes;
     V sum = LoadPart<E>(src(0) + i, part);
-    for (int s = 1; s < nsrc; ++s) sum = E::Combine(sum, LoadPart<E>(src(s) + i, part));
+    for (int s = 1; s < nsrc; ++s) sum = C::template Of<E>(sum, LoadPart<E>(src(s) + i, part));
     if (finisher.active) sum = finisher(sum);
     for (int d = 0; d < ndst; ++d) StorePart<E>(dst(d) + i, sum, part);
   }
@@ -80,9 +80,19 @@ void SumLoop(void* const* dsts, int ndst, const void* const* srcs, int nsrc, siz
 template <typename E>
 void SumOf(void* const* dsts, int ndst, const void* const* srcs, int nsrc, size_t n,
            const Finish& finish) {
-  if (nsrc == 2 && ndst == 2) return SumLoop<E, 2, 2>(dsts, ndst, srcs, nsrc, n, finish);
-  if (nsrc == 2 && ndst == 1) return SumLoop<E, 2, 1>(dsts, ndst, srcs, nsrc, n, finish);
-  SumLoop<E, 0, 0>(dsts, ndst, srcs, nsrc, n, finish);
+  switch (finish.combine) {
+    case Combine::kMin:
+      return SumLoop<E, TakingLeast, 0, 0>(dsts, ndst, srcs, nsrc, n, finish);
+    case Combine::kMax:
+      return SumLoop<E, TakingGreatest, 0, 0>(dsts, ndst, srcs, nsrc, n, finish);
+    case Combine::kProduct:
+      return SumLoop<E, Multiplying, 0, 0>(dsts, ndst, srcs, nsrc, n, finish);
+    case Combine::kSum:
+      break;
+  }
+  if (nsrc == 2 && ndst == 2) return SumLoop<E, Adding, 2, 2>(dsts, ndst, srcs, nsrc, n, finish);
+  if (nsrc == 2 && ndst == 1) return SumLoop<E, Adding, 2, 1>(dsts, ndst, srcs, nsrc, n, finish);
+  SumLoop<E, Adding, 0, 0>(dsts, ndst, srcs, nsrc, n, finish);
 }
 
 template <typename T>
@@ -133,7 +143,7 @@ void CopyStreaming(void* dst, const void* src, size_t nbytes) noexcept {
 
 // A sum of one source.
 void Scale(DType dtype, void* dst, const void* src, size_t n, double factor) noexcept {
-  SumTo(dtype, &dst, 1, &src, 1, n, Finish{factor, 1});
+  SumTo(dtype, &dst, 1, &src, 1, n, Finish{factor, 1, Combine::kSum});
 }
 
 }  // namespace

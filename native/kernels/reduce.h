@@ -4,7 +4,7 @@
 // neither allocate nor fail. Arrays need no alignment beyond their element's, of which not even
 // that is used.
 //
-// Results do not depend on the instruction set: every set adds in the order of the sources, in
+// Results do not depend on the instruction set: every set combines in the order of the sources, in
 // float32 for float16 and bfloat16, and rounds once, to nearest even, when it writes. (Where
 // several sources hold a NaN, which one's payload survives is not specified.)
 #pragma once
@@ -17,12 +17,22 @@
 
 namespace sparkvod {
 
-// What becomes of a sum before it is written. Floating dtypes are multiplied by `scale`. Integers
-// are divided by `divisor`, truncating, and then, when scale is not 1, go through double
-// (truncating, saturating). bool takes neither.
+// How two elements become one. Sums and products of integers wrap. Of bool the sum and the maximum
+// are the logical or, the product and the minimum the logical and. A NaN in any source makes the
+// result one, in minima and maxima too.
+enum class Combine : uint8_t { kSum = 0, kMin, kMax, kProduct };
+constexpr int kCombineCount = 4;
+
+// How sources become a result, and what becomes of that before it is written. Floating dtypes are
+// multiplied by `scale`. Integers are divided by `divisor`, truncating, and then, when scale is not
+// 1, go through double (truncating, saturating). bool takes neither.
 struct Finish {
   double scale = 1.0;
   int64_t divisor = 1;
+  Combine combine = Combine::kSum;
+
+  // The same without scale and divisor, for results that go on to be combined.
+  Finish Partial() const { return {1.0, 1, combine}; }
 };
 
 enum class Isa : uint8_t { kPortable = 0, kAvx2, kAvx512 };
@@ -31,9 +41,9 @@ const char* NameOf(Isa isa);
 struct Kernels {
   Isa isa;
 
-  // dsts[d][i] = finish(srcs[0][i] + … + srcs[nsrc-1][i]) for every d and i < n, reading and
-  // writing each array once. Integers wrap; for bool the sum is the logical or. A destination may
-  // be one of the sources, or must not overlap any. At least one source and one destination.
+  // dsts[d][i] = finish(srcs[0][i] + … + srcs[nsrc-1][i]) for every d and i < n, + being
+  // finish.combine, reading and writing each array once. A destination may be one of the sources,
+  // or must not overlap any. At least one source and one destination.
   void (*sum_to)(DType dtype, void* const* dsts, int ndst, const void* const* srcs, int nsrc,
                  size_t n, Finish finish) noexcept;
 

@@ -62,11 +62,10 @@ def allreduce(
     in_place: bool,
     wake: bool = True,
 ) -> Pending:
-    """Sums or averages over the ranks; the result is the tensor itself, or a new one of its shape."""
+    """Reduces over the ranks; the result is the tensor itself, or a new one of its shape."""
     engine = basics.engine()
     source, output, finish = _arrange(adapter, tensor, in_place)
     address, count, dtype, shape = adapter.describe(source)
-    ops.check_reducible(dtype, "allreduce")
     to = address if output is source else adapter.describe(output)[0]
     handle = engine.allreduce(name, address, to, count, dtype, op, prescale, postscale, shape, wake)
     return Pending(engine, handle, finish, (tensor, source, output))
@@ -75,12 +74,10 @@ def allreduce(
 def allreduce_now(
     adapter: Adapter, tensor: Any, name: str, op: int, prescale: float = 1.0, postscale: float = 1.0
 ) -> Any:
-    """Sums or averages in place, waits and returns the tensor: :func:`allreduce` with nothing made on the way."""
+    """Reduces in place, waits and returns the tensor: :func:`allreduce` with nothing made on the way."""
     if adapter.host(tensor) is not tensor:
         return allreduce(adapter, tensor, name, op, prescale, postscale, in_place=True, wake=False).wait()
     address, count, dtype, shape = adapter.describe(tensor)
-    if dtype not in ops.REDUCIBLE_CODES:
-        ops.check_reducible(dtype, "allreduce")
     engine = basics.engine()
     handle = engine.allreduce(name, address, address, count, dtype, op, prescale, postscale, shape, False)
     try:
@@ -103,13 +100,12 @@ def grouped_allreduce(
     in_place: bool,
     wake: bool = True,
 ) -> Pending:
-    """Sums or averages several tensors as one unit; the result is the list of what :func:`allreduce` would give."""
+    """Reduces several tensors as one unit; the result is the list of what :func:`allreduce` would give."""
     engine = basics.engine()
     arranged = [(tensor, *_arrange(adapter, tensor, in_place)) for tensor in tensors]
     entries = []
     for _, source, output, _ in arranged:
         address, count, dtype, shape = adapter.describe(source)
-        ops.check_reducible(dtype, "grouped_allreduce")
         to = address if output is source else adapter.describe(output)[0]
         entries.append((address, to, count, dtype, shape))
     handle = engine.grouped_allreduce(name, entries, op, prescale, postscale, wake)

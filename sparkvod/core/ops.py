@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
 OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
-_SUPPORTED = (Average, Sum)
+_REDUCE = (Average, Sum, Min, Max, Product)
+_GRADIENTS = (Average, Sum)
 
 #: Names of the element types; a type's place is its code in the engine.
 DTYPES = (
@@ -28,17 +30,14 @@ DTYPES = (
 CODES = {name: code for code, name in enumerate(DTYPES)}
 ITEMSIZES = (1, 1, 2, 2, 4, 8, 2, 2, 4, 8, 1)
 
-#: What can be summed; everything in ``DTYPES`` can be gathered and broadcast.
-REDUCIBLE = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
-REDUCIBLE_CODES = frozenset(CODES[name] for name in REDUCIBLE)
 
-
-def reduce_op(op: int | None, average: bool | None = None) -> int:
-    """Returns the reduce operation that the arguments of an allreduce ask for.
+def reduce_op(op: int | None, average: bool | None = None, supported: Sequence[int] = _GRADIENTS) -> int:
+    """Returns the reduce operation that arguments ask for; by default one that gradients can be reduced by.
 
     Args:
         op: one of the constants, None for Average.
         average: the peer's deprecated way to say Average (True) or Sum (False).
+        supported: the operations that the collective has.
 
     Raises:
         ValueError: both were given, or the operation is unknown or not supported.
@@ -48,20 +47,20 @@ def reduce_op(op: int | None, average: bool | None = None) -> int:
             raise ValueError(
                 f"op={op!r} and average={average!r} were found, one of them was expected; leave out average"
             )
-        warnings.warn("average= is deprecated, use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        warnings.warn("average= is deprecated, use op=Average or op=Sum", DeprecationWarning, stacklevel=5)
         return Average if average else Sum
     if op is None or op == Average:
         return Average
-    if op == Sum:
-        return Sum
-    return _reject(op)
+    if op in supported:
+        return op
+    names = " or ".join(OP_NAMES[code] for code in supported)
+    found = OP_NAMES[op] if isinstance(op, int) and 0 <= op < len(OP_NAMES) else repr(op)
+    raise ValueError(f"op={found} was found, {names} was expected; use one of these")
 
 
-def _reject(op: object) -> int:
-    supported = " or ".join(OP_NAMES[code] for code in _SUPPORTED)
-    if isinstance(op, int) and 0 <= op < len(OP_NAMES):
-        raise ValueError(f"op={OP_NAMES[op]} was found, the engine supports {supported}; use one of these")
-    raise ValueError(f"op={op!r} was found, {supported} was expected")
+def allreduce_op(op: int | None, average: bool | None = None) -> int:
+    """Returns the operation that the arguments of an allreduce ask for, as :func:`reduce_op` does."""
+    return reduce_op(op, average, _REDUCE)
 
 
 def check_process_set(process_set: ProcessSet) -> None:
@@ -74,22 +73,6 @@ def check_process_set(process_set: ProcessSet) -> None:
         raise ValueError(
             f"process_set={process_set!r} was found, the global process set was expected: "
             "collectives among some of the ranks are not supported; leave process_set out"
-        )
-
-
-def check_reducible(code: int, what: str) -> None:
-    """Checks that the elements can be summed.
-
-    Args:
-        code: code of the dtype.
-        what: the operation's name, for the message.
-
-    Raises:
-        ValueError: they cannot; the message lists the types that can.
-    """
-    if code not in REDUCIBLE_CODES:
-        raise ValueError(
-            f"{what} of {DTYPES[code]} was found, one of {', '.join(REDUCIBLE)} was expected; cast the tensor"
         )
 
 

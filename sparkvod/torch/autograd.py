@@ -11,8 +11,16 @@ from sparkvod.core import basics, collectives, ops
 from sparkvod.torch import adapter
 
 
+def _check_differentiable(op: int) -> None:
+    if op not in (ops.Average, ops.Sum):
+        raise ValueError(
+            f"the gradient of an allreduce with op={ops.OP_NAMES[op]} was asked for, "
+            "Average or Sum was expected; detach the tensor"
+        )
+
+
 class Allreduce(Function):
-    """The gradient of an allreduce is the allreduce of the gradients, by the same operation and factors."""
+    """The gradient of a sum or average is that of the gradients, by the same operation and factors."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str, op: int, prescale: float, postscale: float) -> torch.Tensor:
@@ -24,6 +32,7 @@ class Allreduce(Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Reduces the gradient."""
         name, op, prescale, postscale = ctx.arguments
+        _check_differentiable(op)
         return Allreduce.apply(grads[0], f"{name}.grad", op, prescale, postscale), None, None, None, None
 
 
@@ -44,6 +53,7 @@ class GroupedAllreduce(Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Reduces the gradients."""
         name, op, prescale, postscale = ctx.arguments
+        _check_differentiable(op)
         return None, None, None, None, *GroupedAllreduce.apply(f"{name}.grad", op, prescale, postscale, *grads)
 
 

@@ -18,7 +18,7 @@ import torch
 
 from sparkvod.core import basics, collectives, handles
 from sparkvod.core.handles import poll, synchronize
-from sparkvod.core.ops import check_process_set, reduce_op
+from sparkvod.core.ops import check_process_set, allreduce_op
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.torch import adapter, autograd
 from sparkvod.torch.compression import Compression
@@ -68,7 +68,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts :func:`allreduce`, uncompressed; returns a handle. The tensor must not be changed until it is done."""
-    op = reduce_op(op, average)
+    op = allreduce_op(op, average)
     check_process_set(process_set)
     name = name or basics.world().new_name("allreduce")
     return handles.add(
@@ -86,7 +86,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts :func:`allreduce_`; returns a handle. The tensor must not be touched until it is done."""
-    op = reduce_op(op, average)
+    op = allreduce_op(op, average)
     check_process_set(process_set)
     name = name or basics.world().new_name("allreduce")
     return handles.add(
@@ -104,14 +104,16 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Returns the sum or average of the ranks' tensors. Differentiable.
+    """Returns what the ranks' tensors are reduced to, element by element. Differentiable for sums and averages.
 
     Args:
-        tensor: of int32, int64, float16, bfloat16, float32 or float64, of the same shape and dtype on all ranks.
+        tensor: of the same shape and dtype, any that the engine knows, on all ranks.
         average: deprecated; True for Average, False for Sum.
         name: name of the operation, the same on all ranks.
         compression: what the tensor is sent as.
-        op: ``Average`` (the default; truncating for integers) or ``Sum``.
+        op: ``Average`` (the default; truncating for integers, not for bool), ``Sum``, ``Min``, ``Max`` or ``Product``.
+            Of bool ``Sum`` and ``Max`` are the logical or, ``Min`` and ``Product`` the logical and. Sums and products
+            of integers wrap. A NaN anywhere makes the result one.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result.
         process_set: the global one.
@@ -119,7 +121,7 @@ def allreduce(
     Returns:
         A new tensor of the shape, dtype and device of ``tensor``.
     """
-    op = reduce_op(op, average)
+    op = allreduce_op(op, average)
     check_process_set(process_set)
     compressed, context = compression.compress(tensor)
 
@@ -143,7 +145,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """As :func:`allreduce`, in place and not differentiable; returns the tensor."""
-    op = reduce_op(op, average)
+    op = allreduce_op(op, average)
     if process_set is not global_process_set:
         check_process_set(process_set)
     world = basics.world()
@@ -165,7 +167,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts :func:`grouped_allreduce` without compression; returns one handle, whose result is the list."""
-    op = reduce_op(op, average)
+    op = allreduce_op(op, average)
     check_process_set(process_set)
     name = name or basics.world().new_name("grouped_allreduce")
     return handles.add(
@@ -185,7 +187,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts :func:`grouped_allreduce_`; returns one handle, whose result is the list."""
-    op = reduce_op(op, average)
+    op = allreduce_op(op, average)
     check_process_set(process_set)
     name = name or basics.world().new_name("grouped_allreduce")
     return handles.add(
@@ -206,7 +208,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """As :func:`allreduce`, for a list of tensors that are reduced as one unit. Differentiable."""
-    op = reduce_op(op, average)
+    op = allreduce_op(op, average)
     check_process_set(process_set)
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
@@ -232,7 +234,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """As :func:`grouped_allreduce`, in place and not differentiable; returns the list."""
-    op = reduce_op(op, average)
+    op = allreduce_op(op, average)
     check_process_set(process_set)
     tensors = list(tensors)
 

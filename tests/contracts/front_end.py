@@ -24,8 +24,8 @@ import pytest
 
 from sparkvod.errors import MismatchError, NotInitializedError
 
-REDUCED = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
-MOVED = (*REDUCED, "uint8", "int8", "int16", "bool")
+REDUCED = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+MOVED = (*REDUCED, "bool")
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (17,), (3, 0, 2), (5, 7), (1001, 3))
 
 
@@ -131,6 +131,29 @@ def check_allreduce(front: FrontEnd) -> None:
             mean = np.trunc(total / hvd.size()) if "int" in dtype else total / hvd.size()
             averaged = hvd.allreduce(tensor)
             np.testing.assert_allclose(front.values(averaged), mean, rtol=0.01 if "float16" in dtype else 1e-6)
+
+
+def check_reduce_operations(front: FrontEnd) -> None:
+    hvd = front.hvd
+    by_op = {hvd.Sum: np.add, hvd.Min: np.minimum, hvd.Max: np.maximum, hvd.Product: np.multiply}
+    for dtype in MOVED:
+        for shape in ((), (0,), (17,), (3000, 9)):
+            by_rank = [_input(shape, dtype, rank) % 4 for rank in range(hvd.size())]
+            if dtype == "bool":
+                by_rank = [values.astype(bool) for values in by_rank]
+            tensor = front.tensor(by_rank[hvd.rank()], dtype)
+            group = []
+            for op, combine in by_op.items():
+                expected = combine.reduce(by_rank).astype(by_rank[0].dtype)
+                np.testing.assert_array_equal(front.values(hvd.allreduce(tensor, op=op)), expected)
+                group.append((hvd.grouped_allreduce([tensor, tensor], op=op), expected))
+            for reduced, expected in group:
+                for one in reduced:
+                    np.testing.assert_array_equal(front.values(one), expected)
+                    assert front.dtype(one) == dtype
+    nan = front.tensor([np.nan if hvd.rank() == 0 else 1.0, 2.0], "float32")
+    for op in (hvd.Min, hvd.Max):
+        np.testing.assert_array_equal(np.isnan(front.values(hvd.allreduce(nan, op=op))), [True, False])
 
 
 def check_integer_average_truncates(front: FrontEnd) -> None:
@@ -306,9 +329,8 @@ def check_average_argument(front: FrontEnd) -> None:
 def check_bad_arguments(front: FrontEnd) -> None:
     hvd = front.hvd
     tensor = front.tensor([1.0], "float32")
-    for op, name in ((hvd.Adasum, "Adasum"), (hvd.Min, "Min"), (hvd.Max, "Max"), (hvd.Product, "Product")):
-        with pytest.raises(ValueError, match=f"op={name} was found.*Average or Sum"):
-            hvd.allreduce(tensor, op=op)
+    with pytest.raises(ValueError, match="op=Adasum was found.*Average or Sum or Min or Max or Product"):
+        hvd.allreduce(tensor, op=hvd.Adasum)
     with pytest.raises(ValueError, match="op=17"):
         hvd.allreduce_async(tensor, op=17)
     for root in (-1, hvd.size()):
@@ -318,8 +340,8 @@ def check_bad_arguments(front: FrontEnd) -> None:
         hvd.allgather(tensor, process_set=hvd.ProcessSet([hvd.size() + 1]))
     everybody = hvd.ProcessSet(range(hvd.size()))
     np.testing.assert_array_equal(front.values(hvd.allreduce(tensor, process_set=everybody)), [1.0])
-    with pytest.raises(ValueError, match=r"uint8.*int32, int64"):
-        hvd.allreduce(front.tensor([1], "uint8"))
+    with pytest.raises(ValueError, match=r"allreduce \(average\).*dtype bool; it can be done for uint8, int8"):
+        hvd.allreduce(front.tensor([1], "bool"))
     assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
 
 
@@ -393,6 +415,7 @@ CHECKS = [
     check_bad_init,
     check_init_again,
     check_allreduce,
+    check_reduce_operations,
     check_integer_average_truncates,
     check_large_allreduce,
     check_scale_factors,

@@ -17,9 +17,12 @@ def test_reduce_op() -> None:
     assert ops.reduce_op(None) == ops.reduce_op(ops.Average) == ops.Average
     assert ops.reduce_op(ops.Sum) == ops.Sum
     with pytest.warns(DeprecationWarning, match="average="):
-        assert ops.reduce_op(None, average=False) == ops.Sum
-    with pytest.raises(ValueError, match=r"op=Max was found.*Average or Sum"):
-        ops.reduce_op(ops.Max)
+        assert ops.allreduce_op(None, average=False) == ops.Sum
+    assert [ops.allreduce_op(op) for op in (ops.Min, ops.Max, ops.Product)] == [3, 4, 5]
+    with pytest.raises(ValueError, match=r"op=Adasum was found.*Average or Sum or Min or Max or Product"):
+        ops.allreduce_op(ops.Adasum)
+    with pytest.raises(ValueError, match=r"op=Min was found, Average or Sum was expected"):
+        ops.reduce_op(ops.Min)
     with pytest.raises(ValueError, match="op='sum' was found"):
         ops.reduce_op("sum")  # type: ignore[arg-type]
 

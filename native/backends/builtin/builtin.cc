@@ -18,6 +18,19 @@ constexpr size_t kOneShotBytes = 32 << 10;
 constexpr size_t kPieceBytes = 16 << 20;
 static_assert(kOneShotBytes <= Geometry::kSlotBytes);
 
+Combine CombineOf(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return Combine::kMin;
+    case ReduceOp::kMax:
+      return Combine::kMax;
+    case ReduceOp::kProduct:
+      return Combine::kProduct;
+    default:
+      return Combine::kSum;
+  }
+}
+
 class Builtin : public Backend {
  public:
   explicit Builtin(Communicator* comm) : comm_(comm) {}
@@ -26,19 +39,10 @@ class Builtin : public Backend {
   }
 
   const char* name() const override { return "builtin"; }
-  bool Supports(Collective collective, DType dtype) const override {
+  bool Supports(Collective collective, ReduceOp op, DType dtype) const override {
     if (collective != Collective::kAllreduce) return true;
-    switch (dtype) {
-      case DType::kInt32:
-      case DType::kInt64:
-      case DType::kFloat16:
-      case DType::kBFloat16:
-      case DType::kFloat32:
-      case DType::kFloat64:
-        return true;
-      default:
-        return false;
-    }
+    if (op == ReduceOp::kAdasum) return false;
+    return op != ReduceOp::kAverage || dtype != DType::kBool;
   }
 
   Result Allreduce(const AllreduceCall& given, Carrier* carrier) override {
@@ -50,6 +54,7 @@ class Builtin : public Backend {
       }
     Finish finish;
     finish.scale = call.postscale;
+    finish.combine = CombineOf(call.op);
     if (call.op == ReduceOp::kAverage) {
       if (IsFloating(call.dtype))
         finish.scale /= comm_->size();

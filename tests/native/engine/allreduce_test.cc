@@ -14,12 +14,26 @@ namespace {
 using namespace check;  // NOLINT: a test of what check's worlds run
 
 const std::vector<DType> kReduced = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
-                                     DType::kBFloat16, DType::kInt32,   DType::kInt64};
+                                     DType::kBFloat16, DType::kInt32,   DType::kInt64,
+                                     DType::kUInt8,    DType::kInt8,    DType::kUInt16,
+                                     DType::kInt16,    DType::kBool};
+const std::vector<ReduceOp> kOps = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
+                                    ReduceOp::kMax, ReduceOp::kProduct};
 
-// Small whole numbers, negative ones among them: their sums over eight ranks are exact in every
-// dtype.
-int64_t Term(int rank, size_t i) {
-  return static_cast<int64_t>((i * 5 + static_cast<size_t>(rank) * 11) % 31) - 15;
+bool IsUnsigned(DType dtype) {
+  return dtype == DType::kUInt8 || dtype == DType::kUInt16 || dtype == DType::kBool;
+}
+
+// Small whole numbers, negative ones among them where there are such: their sums over eight ranks
+// are exact in every dtype, as are their products, since those take powers of two.
+int64_t Term(DType dtype, ReduceOp op, int rank, size_t i) {
+  const size_t place = i * 5 + static_cast<size_t>(rank) * 11;
+  if (dtype == DType::kBool) return static_cast<int64_t>(place % 3 == 0);
+  if (op == ReduceOp::kProduct) {
+    const int64_t power = place % 3 == 0 ? 2 : 1;
+    return place % 4 == 1 && !IsUnsigned(dtype) ? -power : power;
+  }
+  return static_cast<int64_t>(place % 31) - (IsUnsigned(dtype) ? 0 : 15);
 }
 
 // Whole numbers as elements of a dtype, by way of int32 -> the kernels' own float32 for halves.
@@ -46,6 +60,15 @@ std::vector<uint8_t> Elements(DType dtype, const std::vector<int64_t>& values) {
       case DType::kInt64:
         std::memcpy(p, &values[i], 8);
         break;
+      case DType::kUInt8:
+      case DType::kInt8:
+      case DType::kBool:
+        std::memcpy(p, &n, 1);  // the low bytes, which is how sums and products wrap
+        break;
+      case DType::kUInt16:
+      case DType::kInt16:
+        std::memcpy(p, &n, 2);
+        break;
       case DType::kFloat16:
         half = values[i] == 0 ? 0
                               : static_cast<uint16_t>(((bits >> 16) & 0x8000) |
@@ -58,19 +81,34 @@ std::vector<uint8_t> Elements(DType dtype, const std::vector<int64_t>& values) {
   return bytes;
 }
 
-std::vector<uint8_t> Input(DType dtype, int rank, size_t count) {
+std::vector<uint8_t> Input(DType dtype, ReduceOp op, int rank, size_t count) {
   std::vector<int64_t> values(count);
-  for (size_t i = 0; i < count; ++i) values[i] = Term(rank, i);
+  for (size_t i = 0; i < count; ++i) values[i] = Term(dtype, op, rank, i);
   return Elements(dtype, values);
 }
 
-std::vector<uint8_t> Expected(DType dtype, int size, size_t count, ReduceOp op) {
-  std::vector<int64_t> sums(count);
-  for (size_t i = 0; i < count; ++i) {
-    for (int r = 0; r < size; ++r) sums[i] += Term(r, i);
-    if (op == ReduceOp::kAverage && !IsFloating(dtype)) sums[i] /= size;
+int64_t Combined(DType dtype, ReduceOp op, int64_t a, int64_t b) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kMax:
+      return std::max(a, b);
+    case ReduceOp::kProduct:
+      return a * b;
+    default:
+      return dtype == DType::kBool ? a | b : a + b;
   }
-  std::vector<uint8_t> bytes = Elements(dtype, sums);
+}
+
+std::vector<uint8_t> Expected(DType dtype, int size, size_t count, ReduceOp op) {
+  std::vector<int64_t> results(count);
+  for (size_t i = 0; i < count; ++i) {
+    results[i] = Term(dtype, op, 0, i);
+    for (int r = 1; r < size; ++r)
+      results[i] = Combined(dtype, op, results[i], Term(dtype, op, r, i));
+    if (op == ReduceOp::kAverage && !IsFloating(dtype)) results[i] /= size;
+  }
+  std::vector<uint8_t> bytes = Elements(dtype, results);
   if (op == ReduceOp::kAverage && IsFloating(dtype))
     KernelsFor(Isa::kPortable)->scale(dtype, bytes.data(), bytes.data(), count, 1.0 / size);
   return bytes;
@@ -81,7 +119,7 @@ enum class Place { kInPlace, kApart, kEngine };
 // One allreduce of one rank, checked.
 void CheckOne(Engine& engine, DType dtype, size_t count, Place place, ReduceOp op) {
   const int rank = engine.topology().rank, size = engine.topology().size;
-  const std::vector<uint8_t> input = Input(dtype, rank, count);
+  const std::vector<uint8_t> input = Input(dtype, op, rank, count);
   std::vector<uint8_t> in = input, out(input.size());
   std::shared_ptr<Memory> memory;
   Part part{in.data(), out.data(), count};
@@ -103,6 +141,10 @@ void CheckOne(Engine& engine, DType dtype, size_t count, Place place, ReduceOp o
   if (place == Place::kApart) EXPECT(in == input);
 }
 
+bool Supported(DType dtype, ReduceOp op) {
+  return dtype != DType::kBool || op != ReduceOp::kAverage;
+}
+
 // In full: the product of everything. Else all dtypes on two worlds, and all worlds with float32.
 TEST(AllreduceIsExact) {
   for (const Kind& kind : Kinds()) {
@@ -112,9 +154,11 @@ TEST(AllreduceIsExact) {
           if (!Full() && size != 2 && size != 3 && dtype != DType::kFloat32) continue;
           for (size_t count : {0, 1, 7, 1003, 20000, 300001}) {
             if (!Full() && count > 20000 && (dtype != DType::kFloat32 || size > 3)) continue;
-            for (Place place : {Place::kInPlace, Place::kApart, Place::kEngine})
-              for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage})
+            for (ReduceOp op : kOps) {
+              if (!Supported(dtype, op) || (!Full() && op > ReduceOp::kSum && size == 8)) continue;
+              for (Place place : {Place::kInPlace, Place::kApart, Place::kEngine})
                 CheckOne(engine, dtype, count, place, op);
+            }
           }
         }
       });
@@ -165,8 +209,8 @@ TEST(AllreduceOverSeveralHosts) {
           for (DType dtype : kReduced)
             for (size_t count : {0, 1, 7, 1003, 20001})
               for (Place place : {Place::kInPlace, Place::kApart, Place::kEngine})
-                for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage})
-                  CheckOne(engine, dtype, count, place, op);
+                for (ReduceOp op : kOps)
+                  if (Supported(dtype, op)) CheckOne(engine, dtype, count, place, op);
           // Larger than the pieces in which ordinary memory crosses hosts.
           if (layout == "aabb")
             CheckOne(engine, DType::kFloat32, (5 << 20) + 3, Place::kApart, ReduceOp::kSum);

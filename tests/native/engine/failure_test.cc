@@ -85,7 +85,7 @@ TEST(MistakesOfTheCallerAreRefusedAtOnce) {
       EXPECT(twice.code() == Code::kInvalid);
       EXPECT_CONTAINS(twice.Report(), "'x'");
     }
-    Request bytes = AllreduceOf("u", DType::kUInt8, {4}),
+    Request bytes = AllreduceOf("u", DType::kBool, {4}, ReduceOp::kAverage),
             far = AllreduceOf("f", DType::kFloat32, {4});
     EXPECT(engine.Submit(bytes, {{data, data, 4}}, true, &second).code() == Code::kInvalid);
     far.collective = Collective::kBroadcast;

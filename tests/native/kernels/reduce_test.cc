@@ -7,6 +7,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "tests/native/check.h"
@@ -111,6 +112,68 @@ void CheckPlain(DType dtype, const Kernels& kernels) {
   }
 }
 
+// Minima, maxima and products by the same types' own operators.
+template <typename T>
+void CheckCombined(DType dtype, const Kernels& kernels) {
+  for (size_t n : kSizes) {
+    for (size_t nsrc : {1, 2, 3}) {
+      std::vector<Bytes> srcs;
+      for (size_t s = 0; s < nsrc; ++s) srcs.push_back(Random(dtype, n, 100 * n + s + 50));
+      for (Combine combine : {Combine::kMin, Combine::kMax, Combine::kProduct}) {
+        const Bytes found = SumWith(kernels, dtype, srcs, n, {1.0, 1, combine});
+        bool equal = true;
+        for (size_t i = 0; i < n; ++i) {
+          T result = At<T>(srcs[0], i);
+          for (size_t s = 1; s < nsrc; ++s) {
+            const T x = At<T>(srcs[s], i);
+            if (combine == Combine::kMin)
+              result = x < result ? x : result;
+            else if (combine == Combine::kMax)
+              result = x > result ? x : result;
+            else if constexpr (std::is_integral_v<T>)
+              result = static_cast<T>(static_cast<uint64_t>(result) * static_cast<uint64_t>(x));
+            else
+              result = result * x;
+          }
+          equal = equal && At<T>(found, i) == result;
+        }
+        if (!equal) check::Fail(__FILE__, __LINE__, Where(kernels, dtype, n, nsrc));
+      }
+    }
+  }
+}
+
+TEST(KernelsTakeMinimaMaximaAndProducts) {
+  for (const Kernels* kernels : AllKernels()) {
+    CheckCombined<float>(DType::kFloat32, *kernels);
+    CheckCombined<double>(DType::kFloat64, *kernels);
+    CheckCombined<int8_t>(DType::kInt8, *kernels);
+    CheckCombined<uint8_t>(DType::kUInt8, *kernels);
+    CheckCombined<int16_t>(DType::kInt16, *kernels);
+    CheckCombined<uint16_t>(DType::kUInt16, *kernels);
+    CheckCombined<int32_t>(DType::kInt32, *kernels);
+    CheckCombined<int64_t>(DType::kInt64, *kernels);
+    CheckCombined<bool>(DType::kBool, *kernels);
+  }
+}
+
+// A NaN stays, whichever source holds it.
+TEST(KernelsKeepNaNsInMinimaAndMaxima) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const Kernels* kernels : AllKernels()) {
+    for (Combine combine : {Combine::kMin, Combine::kMax}) {
+      const float a[3] = {nan, 1, 2}, b[3] = {1, nan, 3};
+      float found[3];
+      const void* srcs[2] = {a, b};
+      void* dst = found;
+      kernels->sum_to(DType::kFloat32, &dst, 1, srcs, 2, 3, {1.0, 1, combine});
+      EXPECT(std::isnan(found[0]));
+      EXPECT(std::isnan(found[1]));
+      EXPECT_EQ(found[2], combine == Combine::kMin ? 2.0f : 3.0f);
+    }
+  }
+}
+
 TEST(KernelsSumPlainTypes) {
   for (const Kernels* kernels : AllKernels()) {
     CheckPlain<float, float>(DType::kFloat32, *kernels);
@@ -135,7 +198,9 @@ TEST(KernelsAgreeBitForBit) {
           std::vector<Bytes> srcs;
           for (size_t s = 0; s < nsrc; ++s) srcs.push_back(Random(dtype, n, 7 * s + 1));
           for (const Finish& finish :
-               {Finish{}, Finish{1.0 / nsrc, static_cast<int64_t>(nsrc)}, Finish{0.3, 1}})
+               {Finish{}, Finish{1.0 / nsrc, static_cast<int64_t>(nsrc)}, Finish{0.3, 1},
+                Finish{1.0, 1, Combine::kMin}, Finish{1.0, 1, Combine::kMax},
+                Finish{0.3, 1, Combine::kProduct}})
             if (SumWith(*kernels, dtype, srcs, n, finish) !=
                 SumWith(portable, dtype, srcs, n, finish))
               check::Fail(__FILE__, __LINE__, Where(*kernels, dtype, n, nsrc));
