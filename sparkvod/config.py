@@ -95,6 +95,13 @@ KNOBS: dict[str, Knob] = {
             "the same for the first bucket, which is small so that the communication starts early",
             minimum=1,
         ),
+        Knob(
+            "timeline",
+            "",
+            "file in which each rank writes its timeline, from init on: '{rank}' in it, or 'rank<n>' put before its "
+            "suffix, tells the ranks apart; DYNAMIC, or empty: none until start_timeline()",
+        ),
+        Knob("timeline_mark_cycles", False, "whether the timeline also shows negotiations that agreed on nothing"),
         Knob("rank", -1, "rank of this process, set by launchers", minimum=-1),
         Knob("size", -1, "number of ranks, set by launchers", minimum=-1),
         Knob("rendezvous", "", "host:port where rank 0 gathers the ranks' endpoints, set by launchers or by hand"),

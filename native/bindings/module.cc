@@ -249,6 +249,25 @@ PYBIND11_MODULE(_native, m) {
           py::arg("handle"))
       .def("stats", &StatsDict)
       .def(
+          "start_timeline",
+          [](Engine& self, const std::string& path, bool mark_cycles) {
+            ThrowIfFailed(WithoutGil([&] { return self.StartTimeline(path, mark_cycles); }));
+          },
+          py::arg("path"), py::arg("mark_cycles") = false)
+      .def("stop_timeline",
+           [](Engine& self) {
+             py::gil_scoped_release release;
+             self.StopTimeline();
+           })
+      .def_property_readonly("timeline_on", [](Engine& self) { return self.timeline().on(); })
+      .def(
+          "mark",
+          [](Engine& self, std::string lane, std::string name, int64_t begin_ns, int64_t end_ns) {
+            self.timeline().Add(
+                {Lane::kThread, std::move(lane), std::move(name), begin_ns, end_ns, -1, {}});
+          },
+          py::arg("lane"), py::arg("name"), py::arg("begin_ns"), py::arg("end_ns"))
+      .def(
           "abort",
           [](Engine& self, const std::string& reason) {
             py::gil_scoped_release release;

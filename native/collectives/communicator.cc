@@ -65,6 +65,7 @@ uint64_t Communicator::Arrive() {
 }
 
 Result Communicator::AwaitPhase(uint64_t phase) {
+  const Phase waiting(timeline_, "wait for ranks");
   int next = 0;
   return Progress(kForPhase, -1, [&](Step* step) -> Result {
     *step = Step::kStuck;

@@ -13,6 +13,7 @@
 #include "native/base/clock.h"
 #include "native/base/config.h"
 #include "native/base/result.h"
+#include "native/base/timeline.h"
 #include "native/bootstrap/world.h"
 
 namespace sparkvod {
@@ -132,6 +133,10 @@ class Communicator {
   Result Blame(int peer, const Result& cause);
   uint64_t sleeps() const { return sleeps_; }
 
+  // Where the phases of what follows are told; null (the default): nowhere.
+  void TellTo(Timeline* timeline) { timeline_ = timeline; }
+  Timeline* timeline() const { return timeline_; }
+
  private:
   static constexpr int kFirstSleepMs = 100;
   static constexpr int kSleepMs = 1000;  // longest sleep between two looks at the deadline
@@ -146,6 +151,7 @@ class Communicator {
   Result Lost(int peer, const Departure& how) const;
 
   World* world_;
+  Timeline* timeline_ = nullptr;
   std::function<Result()> health_;
   std::string transport_;
   std::string doing_ = "negotiation";

@@ -31,13 +31,17 @@ Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>
   const uint64_t phase = comm.own_arena().header().phase.load(std::memory_order_relaxed) + 1;
   const int parity = static_cast<int>(phase & 1);
   char* to = comm.own_arena().slot(parity);
-  for (const Part& part : parts) {
-    if (part.count > 0) std::memcpy(to, part.in, part.count * SizeOf(dtype));
-    to += PaddedBytes(dtype, part.count);
+  {
+    const Phase publishing(comm.timeline(), "publish");
+    for (const Part& part : parts) {
+      if (part.count > 0) std::memcpy(to, part.in, part.count * SizeOf(dtype));
+      to += PaddedBytes(dtype, part.count);
+    }
   }
   SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));
   std::vector<const void*> srcs(static_cast<size_t>(comm.size()));
   size_t offset = 0;
+  const Phase summing(comm.timeline(), "reduce");
   for (const Part& part : parts) {
     for (int r = 0; r < comm.size(); ++r)
       srcs[static_cast<size_t>(r)] = comm.arena(r).slot(parity) + offset;
@@ -58,8 +62,10 @@ Result InPlaceAllreduce(Communicator& comm, DType dtype, const std::vector<int64
     buffers[static_cast<size_t>(r)] =
         comm.arena(r).base() + offsets[static_cast<size_t>(r)] + begin * SizeOf(dtype);
   SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));  // everybody's buffer is filled
-  if (end > begin)
+  if (end > begin) {
+    const Phase summing(comm.timeline(), "reduce");
     BestKernels().sum_to(dtype, buffers.data(), n, buffers.data(), n, end - begin, finish);
+  }
   return comm.AwaitPhase(comm.Arrive());  // everybody's share is written
 }
 
@@ -90,6 +96,7 @@ Result StagedAllreduce(Communicator& comm, DType dtype, const Part& part, Finish
   const auto share = [&](size_t i, int r) { return ShareBegin(dtype, length(i), r, n); };
 
   const auto publish = [&](size_t i) {
+    const Phase publishing(comm.timeline(), "publish");
     const char* from = in + i * chunk * size;
     const size_t begin = share(i, me) * size, end = share(i, me + 1) * size;
     std::memcpy(pub(me, i), from, begin);
@@ -104,6 +111,7 @@ Result StagedAllreduce(Communicator& comm, DType dtype, const Part& part, Finish
     SPARKVOD_TRY(comm.AwaitPhase(published));
     const size_t begin = share(i, me), end = share(i, me + 1);
     if (end > begin) {
+      const Phase summing(comm.timeline(), "reduce");
       for (int r = 0; r < n; ++r)
         srcs[static_cast<size_t>(r)] = r == me ? in + (i * chunk + begin) * size
                                                : static_cast<const char*>(pub(r, i)) + begin * size;
@@ -111,6 +119,7 @@ Result StagedAllreduce(Communicator& comm, DType dtype, const Part& part, Finish
       BestKernels().sum_to(dtype, dsts, 2, srcs.data(), n, end - begin, finish);
     }
     SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));
+    const Phase copying(comm.timeline(), "copy out");
     for (int r = 0; r < n; ++r) {
       if (r == me) continue;
       const size_t from = share(i, r), to = share(i, r + 1);

@@ -19,6 +19,7 @@ Result HierarchicalAllreduce(Communicator& comm, DType dtype, const std::vector<
 
   SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));  // everybody's buffer is filled
   if (share > 0) {
+    const Phase summing(comm.timeline(), "reduce in host");
     std::vector<const void*> srcs;
     for (int l = 0; l < n; ++l) srcs.push_back(buffer(l) + begin(me) * size);
     void* dst = own;
@@ -27,10 +28,13 @@ Result HierarchicalAllreduce(Communicator& comm, DType dtype, const std::vector<
   SPARKVOD_TRY(
       RingAllreduce(comm, {topology.cross_ranks, topology.cross_rank}, dtype, own, share, finish));
   SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));  // everybody's share is final
-  for (int l = 0; l < n; ++l)
-    if (l != me && begin(l + 1) > begin(l))
-      std::memcpy(buffer(me) + begin(l) * size, buffer(l) + begin(l) * size,
-                  (begin(l + 1) - begin(l)) * size);
+  {
+    const Phase copying(comm.timeline(), "copy in host");
+    for (int l = 0; l < n; ++l)
+      if (l != me && begin(l + 1) > begin(l))
+        std::memcpy(buffer(me) + begin(l) * size, buffer(l) + begin(l) * size,
+                    (begin(l + 1) - begin(l)) * size);
+  }
   return comm.AwaitPhase(comm.Arrive());  // everybody has copied, so buffers may change
 }
 

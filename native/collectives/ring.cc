@@ -31,6 +31,7 @@ Result RingAllreduce(Communicator& comm, const Ring& ring, DType dtype, void* da
   // Reduce-scatter. In step s this rank passes on block me-s, to which it has added its share, and
   // adds block me-s-1 to its own. What it adds last, block me+1, is complete.
   for (int s = 0; s < n - 1; ++s) {
+    const Phase told(comm.timeline(), "ring reduce-scatter step");
     const int give = (me - s + n) % n, take = (me - s - 1 + n) % n;
     const char* out = base + block(give) * size;
     size_t out_bytes = (block(give + 1) - block(give)) * size;
@@ -69,6 +70,7 @@ Result RingAllreduce(Communicator& comm, const Ring& ring, DType dtype, void* da
     }));
   }
   for (int s = 0; s < n - 1; ++s) {
+    const Phase told(comm.timeline(), "ring allgather step");
     const int give = (me + 1 - s + n) % n, take = (me - s + n) % n;
     SPARKVOD_TRY(comm.SendRecv(next, base + block(give) * size,
                                (block(give + 1) - block(give)) * size, before,
@@ -85,6 +87,7 @@ Result RingAllgather(Communicator& comm, char* data, const std::vector<size_t>& 
     return offsets[static_cast<size_t>(b) + 1] - offsets[static_cast<size_t>(b)];
   };
   for (int s = 0; s < n - 1; ++s) {
+    const Phase told(comm.timeline(), "ring allgather step");
     const int give = (me - s + n) % n, take = (me - s - 1 + n) % n;
     SPARKVOD_TRY(comm.SendRecv(next, at(give), bytes(give), before, at(take), bytes(take)));
   }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "native/engine/told.h"
+
 namespace sparkvod {
 namespace {
 
@@ -69,6 +71,7 @@ Result Engine::Connect(int rank, const std::vector<std::string>& endpoints,
       return Result::Fail(Code::kShutDown, "interrupted by a signal");
     return {};
   });
+  comm_->TellTo(&timeline_);
   negotiator_ =
       std::make_unique<Negotiator>(comm_.get(), static_cast<size_t>(config_.cache_capacity));
   std::unique_ptr<Backend> backend;
@@ -223,6 +226,7 @@ Result Engine::Shutdown(const Interrupted& interrupted) {
   WaitUntil([this] { return stopped_.load(); }, Deadline::After(kShutdownSeconds), interrupted);
   if (!stopped_.load()) Abort("shut down while other ranks did not answer");
   if (background_.joinable()) background_.join();
+  timeline_.Stop();
   return {};
 }
 
@@ -295,11 +299,15 @@ void Engine::RunCycle() {
   }
   const bool ending = want_shutdown_.load();
   shutdown_said_ = shutdown_said_ || ending;
+  const int64_t began_ns = timeline_.on() ? NowNs() : 0;
+  if (began_ns != 0)
+    for (const auto& operation : fresh) operation->taken_ns = began_ns;
   Negotiator::Outcome outcome;
   again_ = false;
   if (Result r = negotiator_->Cycle(std::move(fresh), ending, &outcome); !r.ok())
     return Stop(r, false);
   again_ = outcome.again;
+  if (began_ns != 0) TellCycle(began_ns, outcome.agreed);
   {
     std::lock_guard<std::mutex> lock(mu_);
     stats_.cycles = negotiator_->cycles();
@@ -322,8 +330,31 @@ void Engine::RunCycle() {
          true);
 }
 
+Result Engine::StartTimeline(const std::string& path, bool mark_cycles) {
+  if (!running())
+    return Result::Fail(Code::kInvalid, "a timeline needs an engine that has connected and runs");
+  const auto me = static_cast<size_t>(topology_.rank);
+  return timeline_.Start(path, {topology_.rank, topology_.size, topology_.hosts[me]}, mark_cycles);
+}
+
+void Engine::TellCycle(int64_t began_ns, const std::vector<Agreed>& agreed) {
+  const int64_t ended_ns = NowNs();
+  for (const Agreed& a : agreed)
+    if (a.operation != nullptr) a.operation->agreed_ns = ended_ns;
+  if (!agreed.empty() || timeline_.mark_cycles())
+    timeline_.Add({Lane::kEngine,
+                   {},
+                   "negotiate",
+                   began_ns,
+                   ended_ns,
+                   -1,
+                   "cycle " + std::to_string(negotiator_->cycles()) + ", agreed on " +
+                       std::to_string(agreed.size())});
+}
+
 void Engine::Finish(const std::shared_ptr<Operation>& operation, const Result& result) {
   operation->result = result;
+  if (timeline_.on()) timeline_.Add(LifeOf(*operation, NowNs()));
   std::lock_guard<std::mutex> lock(mu_);
   in_flight_.erase(operation->request.name);
   operation->done.store(true);

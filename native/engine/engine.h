@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "native/base/config.h"
+#include "native/base/timeline.h"
 #include "native/bootstrap/bootstrap.h"
 #include "native/engine/executor.h"
 #include "native/engine/negotiator.h"
@@ -63,6 +64,13 @@ class Engine {
   bool running() const { return connected_.load() && !stopped_.load(); }
   Stats GetStats();
 
+  // Writes what this rank does to a file in Chrome's trace format, until StopTimeline or the
+  // engine's end. Thread-safe.
+  Result StartTimeline(const std::string& path, bool mark_cycles);
+  void StopTimeline() { timeline_.Stop(); }
+  // For what the application tells about itself, and for the counts of slices.
+  Timeline& timeline() { return timeline_; }
+
  private:
   enum class State { kNew, kListening, kRunning, kStopped };
 
@@ -73,6 +81,8 @@ class Engine {
   bool HasWork();           // or a peer has begun a cycle
   void RunCycle();
   void Finish(const std::shared_ptr<Operation>& operation, const Result& result);
+  // Tells the timeline about a cycle that began at `began_ns`.
+  void TellCycle(int64_t began_ns, const std::vector<Agreed>& agreed);
   // Ends the engine: tells the peers, fails everything pending.
   void Stop(const Result& cause, bool orderly);
   // Fails the engine when an operation has waited too long for other ranks; asks who is missing
@@ -101,6 +111,7 @@ class Engine {
   std::unique_ptr<Communicator> comm_;
   std::unique_ptr<Negotiator> negotiator_;
   std::unique_ptr<Executor> executor_;
+  Timeline timeline_;
   std::thread background_;
 
   std::mutex mu_;

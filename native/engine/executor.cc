@@ -35,6 +35,9 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
                   (others > 0 ? " and " + std::to_string(others) + " more" : ""));
   Carrier carrier;
   size_t bytes = batch.bytes;
+  const int64_t began_ns = NowNs();
+  for (const Batch::Piece& piece : batch.pieces)
+    if (Operation& o = *agreed[piece.agreed].operation; o.began_ns == 0) o.began_ns = began_ns;
   switch (request.collective) {
     case Collective::kAllreduce: {
       AllreduceCall call = batch.call;
@@ -58,6 +61,15 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
     case Collective::kBarrier:
       break;  // the agreement was the barrier
   }
+  const int64_t ended_ns = NowNs();
+  if (Timeline* told = comm_->timeline(); told != nullptr && told->on())
+    told->Add({Lane::kEngine,
+               {},
+               std::string(NameOf(request.collective)) + " " + carrier.algorithm,
+               began_ns,
+               ended_ns,
+               static_cast<int64_t>(bytes),
+               comm_->doing()});
   const std::lock_guard<std::mutex> lock(mutex_);
   Stats::Carried& carried = counts_[std::string(NameOf(request.collective)) + "/" +
                                     comm_->transport() + "/" + carrier.algorithm];

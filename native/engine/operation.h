@@ -32,6 +32,10 @@ struct Operation {
   Request request;
   std::vector<Part> parts;  // one for each entry of the request
   int64_t submitted_ns = 0;
+  // Of its life, for the timeline; 0 when nobody wrote one. The driver's.
+  int64_t taken_ns = 0;   // first negotiated
+  int64_t agreed_ns = 0;  // all ranks have submitted it
+  int64_t began_ns = 0;   // first executed
 
   // Written by the driver before `done`, read after it.
   Result result;

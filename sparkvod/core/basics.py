@@ -16,6 +16,7 @@ from sparkvod._native import Engine
 from sparkvod.errors import NotInitializedError
 from sparkvod.launch import context as launch_context
 from sparkvod.launch import environment
+from sparkvod.observe import timeline
 
 _HEADER = struct.Struct("<BB")  # lengths of the version and of the secret
 _SECRET_BYTES = 32
@@ -98,9 +99,20 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             shutdown()
         context = launch_context.current() or _environment()
         _world = World(_connect(context))
+        _start_timeline(_world)
         if launch_context.current() is not None:
             launch_context.on_exit(_end_of_function)
         log.get("core").debug("rank %d of %d joined", _world.rank, _world.size)
+
+
+def _start_timeline(world: World) -> None:
+    path = config.get("timeline")
+    if not path or path == "DYNAMIC" or world.engine is None:
+        return
+    try:
+        world.engine.start_timeline(timeline.path_of(path, world.rank), config.get("timeline_mark_cycles"))
+    except ValueError as e:  # a timeline that cannot be written costs a warning, never the job
+        log.get("core").warning("SPARKVOD_TIMELINE: %s", e)
 
 
 def _environment() -> launch_context.WorldContext:
@@ -228,6 +240,11 @@ def engine() -> Engine:
             "a process forked from a rank tried to communicate, only the rank itself may; do it in the rank"
         )
     return found
+
+
+def running_engine() -> Engine | None:
+    """Returns the current world's engine, None when there is none."""
+    return None if _world is None else _world.engine
 
 
 def is_initialized() -> bool:

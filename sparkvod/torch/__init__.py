@@ -27,6 +27,7 @@ from sparkvod.core.basics import (
 )
 from sparkvod.core.ops import Adasum, Average, Max, Min, Product, Sum
 from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.core.timeline import start_timeline, stop_timeline, timeline_span
 from sparkvod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from sparkvod.torch.adapter import empty
 from sparkvod.torch.compression import Compression
@@ -111,6 +112,9 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
     "stats",
+    "stop_timeline",
     "synchronize",
+    "timeline_span",
 ]

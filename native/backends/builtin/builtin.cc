@@ -47,11 +47,13 @@ class Builtin : public Backend {
 
   Result Allreduce(const AllreduceCall& given, Carrier* carrier) override {
     AllreduceCall call = given;
-    if (call.prescale != 1)
+    if (call.prescale != 1) {
+      const Phase scaling(comm_->timeline(), "prescale");
       for (Part& part : call.parts) {
         BestKernels().scale(call.dtype, part.out, part.in, part.count, call.prescale);
         part.in = part.out;
       }
+    }
     Finish finish;
     finish.scale = call.postscale;
     finish.combine = CombineOf(call.op);
@@ -170,6 +172,7 @@ class Builtin : public Backend {
       SPARKVOD_TRY(comm_->own_arena().heap()->Allocate(fusion_bytes_, &fusion_));
       offsets_known_ = false;
     }
+    const Phase copying(comm_->timeline(), "fusion copy in");
     char* to = fusion_;
     for (const Part& part : call.parts) {
       if (part.count > 0) std::memcpy(to, part.in, part.count * size);
@@ -179,6 +182,7 @@ class Builtin : public Backend {
   }
 
   void Scatter(const AllreduceCall& call) const {
+    const Phase copying(comm_->timeline(), "fusion copy out");
     const char* from = fusion_;
     for (const Part& part : call.parts) {
       if (part.count > 0) std::memcpy(part.out, from, part.count * SizeOf(call.dtype));
