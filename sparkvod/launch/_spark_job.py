@@ -15,7 +15,7 @@ from sparkvod import log
 from sparkvod.errors import LaunchError, WorkerError
 from sparkvod.launch import _spark_worker
 from sparkvod.launch._spark_session import missing_module
-from sparkvod.launch.failure import Failure, first_cause
+from sparkvod.launch.failure import Failure, blame, lost_rank
 from sparkvod.launch.launcher import EventHandler
 from sparkvod.launch.output import LinePrinter
 from sparkvod.observe.mailbox import Mailbox
@@ -219,7 +219,7 @@ class Job:
             self._await_cause()
         failures = [*self._failures.values(), *(self._lost(text, lost) if lost else [])]
         if failures:
-            return first_cause(failures).error()
+            return blame(failures).error()
         if refused := _REFUSED.search(text):
             return LaunchError(
                 f"Spark refused the barrier stage: {refused.group().strip()}; all {self._size} ranks must run at once: "
@@ -243,7 +243,9 @@ class Job:
         """Gives the rank that is the cause of what others noticed a moment to be heard."""
         until = time.monotonic() + _CAUSE_SECONDS
         while self._box is not None and time.monotonic() < until:
+            # A rank whose process ended will say nothing any more.
             silent = set(self._started) - self._ended - set(self._failures)
+            silent -= {lost_rank(f) for f in self._failures.values()}
             if not silent or any(f.severity == 0 for f in self._failures.values()):
                 return
             time.sleep(_POLL_SECONDS)

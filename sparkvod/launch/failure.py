@@ -28,6 +28,10 @@ _OWN_FRAMES = str(Path(__file__).parent)
 _TEXT_LIMIT = 64 << 10
 _PACKAGES = ("sparkvod", "pyarrow", "torch", "numpy", "fsspec")
 _NOTICED = (PeerLostError.__name__, ShutDownError.__name__, CollectiveTimeoutError.__name__)
+# What the engine says of a peer whose connection closed without a good-bye.
+_LOST = re.compile(
+    r"rank (?P<rank>\d+) on (?P<host>\S+) left\b[^\n]*: (?:its process ended|Connection reset|Broken pipe|it left in)"
+)
 _RAISED = re.compile(r"rank \d+ raised (\w+)")
 
 
@@ -87,10 +91,11 @@ class Failure:
 
     def error(self) -> WorkerError:
         """Returns what to raise, with the worker's own exception as its cause when that came along."""
-        if not self.kind:
-            return WorkerLostError(self.rank, self.host, self.message, self.traceback)
-        lost_peer = self.severity == 2 and not _of_a_function(self.message)
-        error = WorkerError(self.rank, self.host, self.kind, self.message, self.traceback, lost_peer)
+        if self.kind:
+            lost_peer = self.severity == 2 and not _of_a_function(self.message)
+            error = WorkerError(self.rank, self.host, self.kind, self.message, self.traceback, lost_peer)
+        else:
+            error = WorkerLostError(self.rank, self.host, self.message, self.traceback)
         if self.exception:
             try:
                 error.__cause__ = cloudpickle.loads(self.exception)
@@ -102,6 +107,32 @@ class Failure:
 def first_cause(failures: Iterable[Failure]) -> Failure:
     """Returns the failure that caused the others: ranks that only noticed a lost peer come last, else the earliest."""
     return min(failures, key=lambda f: (f.severity, f.time))
+
+
+def blame(failures: Iterable[Failure]) -> Failure:
+    """Returns :func:`first_cause`, or the loss of the rank that its words name, if that rank has said nothing itself.
+
+    Where Spark ends the job before it sees that a rank's process is gone, only those that noticed are heard.
+    """
+    failures = list(failures)
+    first = first_cause(failures)
+    lost = _lost(first)
+    if lost is None or int(lost["rank"]) in {failure.rank for failure in failures}:
+        return first
+    how = f"ended, as rank {first.rank} on {first.host} noticed ({first.message}),"
+    return Failure(int(lost["rank"]), lost["host"], "", how, "", first.time, 0, first.exception)
+
+
+def lost_rank(failure: Failure) -> int:
+    """Returns the rank whose process ended, in the words of one that only noticed it; -1 when it says no such thing."""
+    lost = _lost(failure)
+    return int(lost["rank"]) if lost else -1
+
+
+def _lost(failure: Failure) -> re.Match[str] | None:
+    if failure.severity != 2 or _RAISED.search(failure.message):
+        return None
+    return _LOST.search(failure.message)
 
 
 def _severity(error: BaseException) -> int:

@@ -21,11 +21,11 @@ pytest.importorskip("sparkvod._native", reason="the engine is not built")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 KNOB = 2.0  # SPARKVOD_COLLECTIVE_TIMEOUT, seconds
-# Spark may hear of the end of a process from the others before it sees it: both name the rank that is the cause.
+# Spark may hear of the end of a process from the others before it sees it: the rank that ended is named either way.
 SAYS = {
     "raise": "rank 1 on .* raised ArithmeticError: raised by the test",
-    "exit": "rank 1 on .*: its process ended",
-    "kill": "rank 1 on .*: its process ended",
+    "exit": "rank 1 on .* was lost: its process ended",
+    "kill": "rank 1 on .* was lost: its process ended",
     "stop": "CollectiveTimeoutError: .*rank 1",
 }
 
@@ -66,6 +66,8 @@ def test_a_rank_that_dies(spark: Any, tmp_path: Path, table: list[str], full: bo
     assert at_fit < 3 + 2 * knob
     assert re.search(SAYS[how], str(caught.value).splitlines()[0]), caught.value
     assert caught.value.lost_peer is (how != "raise")
+    if how != "stop":  # then who noticed speaks
+        assert caught.value.rank == 1
     for note in others.values():  # whom they lost, or what it told them before it left
         assert "rank 1" in note["message"], note
     assert faults.await_none_busy(tmp_path) == []

@@ -17,7 +17,7 @@ from sparkvod.errors import (
     WorkerLostError,
 )
 from sparkvod.launch._spark_worker import Task, TaskFailedError, _run, decode, encode
-from sparkvod.launch.failure import Failure, first_cause
+from sparkvod.launch.failure import Failure, blame, first_cause, lost_rank
 
 
 def caught(error: BaseException, cause: BaseException | None = None) -> BaseException:
@@ -144,3 +144,34 @@ def test_what_spark_logs_of_a_task_ends_where_it_was_raised(tmp_path: Path) -> N
     lines = [frame.line or "" for frame in traceback.extract_tb(failed.value.__traceback__)]
     assert lines[-1].startswith("raise _to_spark(")
     assert not [line for line in lines if "close()" in line]
+
+
+LEFT = "rank 3 on south left during allreduce of 'a: b': "
+
+
+def noticed(rank: int, message: str) -> Failure:
+    return Failure.capture(PeerLostError(message), rank, "north")
+
+
+@pytest.mark.parametrize(
+    "how", ["its process ended", "its process ended or its host closed the connection", "Connection reset by peer"]
+)
+def test_a_lost_process_is_blamed_and_not_the_rank_that_noticed(how: str) -> None:
+    failures = [noticed(0, LEFT + how), noticed(1, LEFT + how)]
+    assert lost_rank(failures[0]) == 3
+    error = blame(failures).error()
+    assert isinstance(error, WorkerLostError)
+    assert (error.rank, error.host, error.lost_peer) == (3, "south", True)
+    assert str(error).startswith("rank 3 on south was lost: its process ended, as rank 0 on north noticed (rank 3 on")
+    assert isinstance(error.__cause__, PeerLostError)
+
+
+def test_others_are_blamed_as_they_say() -> None:
+    own = Failure.capture(ValueError("x"), 3, "south")
+    assert blame([noticed(0, LEFT + "its process ended"), own]) == own
+    for message in (LEFT + "rank 3 raised OSError: its process ended", "rank 1 waited 3 s for rank 3 on south", "x"):
+        failures = [noticed(0, message)]
+        assert blame(failures) == failures[0]
+        assert lost_rank(failures[0]) == -1
+    spoken = [noticed(0, LEFT + "its process ended"), noticed(3, "rank 2 on south left during x: rank 2 raised E: y")]
+    assert blame(spoken) == spoken[0]
