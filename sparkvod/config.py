@@ -66,6 +66,18 @@ KNOBS: dict[str, Knob] = {
             minimum=0,
         ),
         Knob(
+            "stall_check_time_seconds",
+            60.0,
+            "seconds after which a rank that waits for others warns who has not submitted what; 0: never",
+            True,
+            minimum=0,
+        ),
+        Knob(
+            "stall_stacks",
+            False,
+            "whether a rank that others warn of shows the Python stacks of all its threads on its standard error",
+        ),
+        Knob(
             "fusion_threshold",
             64 << 20,
             "bytes up to which small tensors are fused into one allreduce; 0: never",

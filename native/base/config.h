@@ -9,17 +9,18 @@ namespace sparkvod {
 
 struct Config {
   std::string log_level = "warning";
-  std::string transport = "auto";       // auto | shm | tcp
-  std::string address;                  // where to listen; empty: all interfaces
-  std::string port_range;               // "first-last"; empty: any free port
-  std::string host_id;                  // identity of the host; empty: found from the kernel
-  double start_timeout = 120;           // s
-  double collective_timeout = 600;      // s; 0: for ever
-  int64_t fusion_threshold = 64 << 20;  // bytes
-  int64_t cache_capacity = 1024;        // entries
-  int64_t spin_us = 50;                 // us
-  int64_t staging_bytes = 4 << 20;      // bytes
-  int64_t arena_bytes = 0;              // bytes; 0: the size of the host's memory
+  std::string transport = "auto";        // auto | shm | tcp
+  std::string address;                   // where to listen; empty: all interfaces
+  std::string port_range;                // "first-last"; empty: any free port
+  std::string host_id;                   // identity of the host; empty: found from the kernel
+  double start_timeout = 120;            // s
+  double collective_timeout = 600;       // s; 0: for ever
+  double stall_check_time_seconds = 60;  // s; 0: never
+  int64_t fusion_threshold = 64 << 20;   // bytes
+  int64_t cache_capacity = 1024;         // entries
+  int64_t spin_us = 50;                  // us
+  int64_t staging_bytes = 4 << 20;       // bytes
+  int64_t arena_bytes = 0;               // bytes; 0: the size of the host's memory
 };
 
 }  // namespace sparkvod

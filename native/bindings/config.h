@@ -24,6 +24,7 @@ inline Config ConfigFrom(const pybind11::dict& dict) {
   take("host_id", &config.host_id);
   take("start_timeout", &config.start_timeout);
   take("collective_timeout", &config.collective_timeout);
+  take("stall_check_time_seconds", &config.stall_check_time_seconds);
   take("fusion_threshold", &config.fusion_threshold);
   take("cache_capacity", &config.cache_capacity);
   take("spin_us", &config.spin_us);

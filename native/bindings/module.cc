@@ -248,6 +248,7 @@ PYBIND11_MODULE(_native, m) {
           },
           py::arg("handle"))
       .def("stats", &StatsDict)
+      .def("set_stack_signal", &Engine::SetStackSignal, py::arg("signal"))
       .def(
           "start_timeline",
           [](Engine& self, const std::string& path, bool mark_cycles) {

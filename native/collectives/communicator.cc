@@ -19,7 +19,11 @@ int UsableCores() {
 }  // namespace
 
 Communicator::Communicator(World* world, const Config& config, std::function<Result()> health)
-    : world_(world), health_(std::move(health)), timeout_(config.collective_timeout) {
+    : world_(world),
+      health_(std::move(health)),
+      timeout_(config.collective_timeout),
+      warn_after_(config.stall_check_time_seconds),
+      log_(config.log_level, "rank " + std::to_string(world->topology.rank)) {
   // Ranks that outnumber the cores would spin away the time of those that they wait for.
   const bool crowded = world->topology.local_size > UsableCores();
   spin_ns_ = crowded ? 0 : config.spin_us * 1000;
@@ -107,7 +111,7 @@ Result Communicator::Blame(int peer, const Result& cause) {
                       world_->Name(peer) + " was lost during " + doing_ + ": " + cause.Report());
 }
 
-Result Communicator::TimedOut(int peer) const {
+std::string Communicator::Waited(int peer, double seconds) const {
   std::string whom;
   if (peer >= 0) {
     whom = world_->Name(peer);
@@ -117,12 +121,15 @@ Result Communicator::TimedOut(int peer) const {
         whom += (whom.empty() ? "" : ", ") +
                 world_->Name(world_->topology.local_ranks[static_cast<size_t>(l)]);
   }
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g", timeout_);
-  return Result::Fail(
-      Code::kTimeout,
-      world_->Name(rank()) + " waited " + seconds + " s for " + whom + " in " + doing_ +
-          "; it is stopped or far behind (SPARKVOD_COLLECTIVE_TIMEOUT sets the limit)");
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", seconds);
+  return world_->Name(rank()) + " waited " + text + " s for " + whom + " in " + doing_ +
+         "; it is stopped or far behind";
+}
+
+Result Communicator::TimedOut(int peer) const {
+  return Result::Fail(Code::kTimeout,
+                      Waited(peer, timeout_) + " (SPARKVOD_COLLECTIVE_TIMEOUT sets the limit)");
 }
 
 }  // namespace sparkvod

@@ -12,6 +12,7 @@
 
 #include "native/base/clock.h"
 #include "native/base/config.h"
+#include "native/base/log.h"
 #include "native/base/result.h"
 #include "native/base/timeline.h"
 #include "native/bootstrap/world.h"
@@ -106,7 +107,7 @@ class Communicator {
   // whom it waits for, -1 when that is many.
   template <typename Attempt>
   Result Progress(Sleeper state, int peer, Attempt attempt) {
-    Deadline deadline;
+    Deadline deadline, warning;
     bool armed = false;
     for (;;) {
       Step step;
@@ -119,9 +120,13 @@ class Communicator {
         // end.
         armed = true;
         deadline = Deadline::After(timeout_);
+        warning = Deadline::After(warn_after_);
       } else if (deadline.Passed()) {
         SPARKVOD_TRY(CheckPeers(true));
         return TimedOut(peer);
+      } else if (warning.Passed()) {
+        log_.Warning(Waited(peer, warn_after_) + " (SPARKVOD_STALL_CHECK_TIME_SECONDS)");
+        warning = Deadline::After(warn_after_);
       }
     }
   }
@@ -148,6 +153,7 @@ class Communicator {
       16;  // so that spinning leaves the peer's cache lines alone for a while
 
   Result TimedOut(int peer) const;
+  std::string Waited(int peer, double seconds) const;
   Result Lost(int peer, const Departure& how) const;
 
   World* world_;
@@ -156,7 +162,8 @@ class Communicator {
   std::string transport_;
   std::string doing_ = "negotiation";
   int64_t spin_ns_;
-  double timeout_;
+  double timeout_, warn_after_;
+  Logger log_;
   uint64_t phase_ = 0;
   uint64_t sleeps_ = 0;
 };

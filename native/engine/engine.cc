@@ -1,7 +1,10 @@
 #include "native/engine/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 
 #include "native/engine/told.h"
@@ -74,6 +77,10 @@ Result Engine::Connect(int rank, const std::vector<std::string>& endpoints,
   comm_->TellTo(&timeline_);
   negotiator_ =
       std::make_unique<Negotiator>(comm_.get(), static_cast<size_t>(config_.cache_capacity));
+  const Logger log(config_.log_level, "rank " + std::to_string(rank));
+  stall_ = std::make_unique<StallInspector>(
+      config_, negotiator_.get(), log,
+      [this, log](const std::string& awaited) { BeLate(log, awaited); });
   std::unique_ptr<Backend> backend;
   SPARKVOD_TRY(MakeBackend("builtin", comm_.get(), config_, &backend));
   executor_ = std::make_unique<Executor>(
@@ -307,6 +314,7 @@ void Engine::RunCycle() {
   if (Result r = negotiator_->Cycle(std::move(fresh), ending, &outcome); !r.ok())
     return Stop(r, false);
   again_ = outcome.again;
+  stall_->AfterCycle(outcome.stalled, &again_);
   if (began_ns != 0) TellCycle(began_ns, outcome.agreed);
   {
     std::lock_guard<std::mutex> lock(mu_);
@@ -316,7 +324,6 @@ void Engine::RunCycle() {
     stats_.sleeps = comm_->sleeps();
   }
   if (!outcome.agreed.empty()) {
-    unmasked_ = false;
     if (Result r = executor_->Execute(outcome.agreed); !r.ok()) {
       for (const Agreed& agreed : outcome.agreed)
         if (agreed.operation != nullptr && !agreed.operation->done.load())
@@ -388,28 +395,14 @@ void Engine::Stop(const Result& cause, bool orderly) {
   cv_.notify_all();
 }
 
-int Engine::StallCheckMs() const {
-  if (config_.collective_timeout <= 0 || !negotiator_->pending()) return -1;
-  const double age = static_cast<double>(NowNs() - negotiator_->oldest_ns()) * 1e-9;
-  const double due = (unmasked_ ? 1 : 0.5) * config_.collective_timeout - age;
-  return static_cast<int>(std::min(std::max(due, 0.0) * 1e3 + 1, 3.6e6));
+void Engine::CheckStall() {
+  if (Result stalled = stall_->Check(&again_); !stalled.ok()) Stop(stalled, false);
 }
 
-void Engine::CheckStall() {
-  if (config_.collective_timeout <= 0 || !negotiator_->pending()) return;
-  const double age = static_cast<double>(NowNs() - negotiator_->oldest_ns()) * 1e-9;
-  if (age >= config_.collective_timeout) {
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%g", config_.collective_timeout);
-    Stop(Result::Fail(Code::kTimeout,
-                      negotiator_->Missing() + " within " + seconds +
-                          " s (SPARKVOD_COLLECTIVE_TIMEOUT); every rank must make the same calls"),
-         false);
-  } else if (!unmasked_ && age >= 0.5 * config_.collective_timeout) {
-    unmasked_ = true;
-    negotiator_->Unmask();
-    again_ = true;
-  }
+void Engine::BeLate(const Logger& log, const std::string& awaited) const {
+  log.Warning("this rank is late: it has not submitted " + awaited);
+  // Who asked for it shows the stacks of this process's threads at this signal.
+  if (const int signal = stack_signal_.load(); signal != 0) ::kill(::getpid(), signal);
 }
 
 template <typename Until>
@@ -421,7 +414,7 @@ void Engine::DriveUntil(Until until, const Deadline& deadline, const Interrupted
       continue;
     }
     int most = deadline.LeftMs(interrupted ? kInterruptMs : -1);
-    if (const int stall = StallCheckMs(); stall >= 0)
+    if (const int stall = stall_->DueMs(); stall >= 0)
       most = most < 0 ? stall : std::min(most, stall);
     Communicator::Step step;
     const Result waited = comm_->Await(
@@ -485,7 +478,7 @@ void Engine::Background() {
         world_->arena->header().sleeper.store(kIdle);
         if (HasWork()) continue;
         world_->idle.Rearm();
-        timeout = StallCheckMs();
+        timeout = stall_->DueMs();
       }
     }
     lock.unlock();

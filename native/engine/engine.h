@@ -21,6 +21,7 @@
 #include "native/engine/executor.h"
 #include "native/engine/negotiator.h"
 #include "native/engine/operation.h"
+#include "native/engine/stall.h"
 #include "native/engine/stats.h"
 
 namespace sparkvod {
@@ -64,6 +65,10 @@ class Engine {
   bool running() const { return connected_.load() && !stopped_.load(); }
   Stats GetStats();
 
+  // The signal that this process sends itself when the others wait for this rank; 0: none. Its
+  // handler shows what the process is doing.
+  void SetStackSignal(int signal) { stack_signal_.store(signal); }
+
   // Writes what this rank does to a file in Chrome's trace format, until StopTimeline or the
   // engine's end. Thread-safe.
   Result StartTimeline(const std::string& path, bool mark_cycles);
@@ -85,10 +90,10 @@ class Engine {
   void TellCycle(int64_t began_ns, const std::vector<Agreed>& agreed);
   // Ends the engine: tells the peers, fails everything pending.
   void Stop(const Result& cause, bool orderly);
-  // Fails the engine when an operation has waited too long for other ranks; asks who is missing
-  // before.
+  // Fails the engine when an operation has waited too long for other ranks; warns before.
   void CheckStall();
-  int StallCheckMs() const;
+  // The others wait for this rank.
+  void BeLate(const Logger& log, const std::string& awaited) const;
   template <typename Until>
   void DriveUntil(Until until, const Deadline& deadline, const Interrupted& interrupted);
 
@@ -110,6 +115,7 @@ class Engine {
   std::unique_ptr<World> world_;
   std::unique_ptr<Communicator> comm_;
   std::unique_ptr<Negotiator> negotiator_;
+  std::unique_ptr<StallInspector> stall_;
   std::unique_ptr<Executor> executor_;
   Timeline timeline_;
   std::thread background_;
@@ -131,6 +137,7 @@ class Engine {
   std::string abort_reason_;
   Stats stats_;
 
+  std::atomic<int> stack_signal_{0};
   std::atomic<size_t> queued_{0};
   std::atomic<bool> connected_{false};
   std::atomic<bool> stopped_{false};
@@ -139,7 +146,6 @@ class Engine {
   // The driver's own:
   bool again_ = false;  // a cycle is due although nothing new was submitted
   bool shutdown_said_ = false;
-  bool unmasked_ = false;
   const Interrupted* interrupted_ = nullptr;  // of the caller that drives
 };
 

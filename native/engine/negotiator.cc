@@ -1,11 +1,12 @@
 #include "native/engine/negotiator.h"
 
 #include <algorithm>
+#include <cstdio>
 
 namespace sparkvod {
 namespace {
 
-enum Flags : uint16_t { kShutDown = 1, kUnsaid = 2 };
+enum Flags : uint16_t { kShutDown = 1, kUnsaid = 2, kStalled = 4 };
 
 bool Test(const std::vector<uint64_t>& bits, size_t i) {
   return (bits[i / 64] >> (i % 64) & 1) != 0;
@@ -34,8 +35,9 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shu
     }
     waiting_.emplace(request.name, std::move(operation));
   }
-  uint16_t flags =
-      static_cast<uint16_t>((shut_down ? kShutDown : 0) | (unsaid_.empty() ? 0 : kUnsaid));
+  uint16_t flags = static_cast<uint16_t>((shut_down ? kShutDown : 0) |
+                                         (unsaid_.empty() ? 0 : kUnsaid) | (warn_ ? kStalled : 0));
+  warn_ = false;
   bits_ = own_bits_;
   SPARKVOD_TRY(dissemination_.Agree(&flags, &bits_));
 
@@ -67,6 +69,7 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shu
     }
   }
   out->shut_down = (flags & kShutDown) != 0;
+  out->stalled = (flags & kStalled) != 0;
   out->again = !unsaid_.empty();
   return {};
 }
@@ -139,7 +142,8 @@ int64_t Negotiator::oldest_ns() const {
   return oldest;
 }
 
-void Negotiator::Unmask() {
+void Negotiator::Unmask(bool warn) {
+  warn_ = warn_ || warn;
   for (const auto& [name, operation] : waiting_) {
     const auto slot = slot_of_.find(name);
     if (slot == slot_of_.end() || !Test(own_bits_, slot->second)) continue;
@@ -148,24 +152,58 @@ void Negotiator::Unmask() {
   }
 }
 
-std::string Negotiator::Missing() const {
+std::string Negotiator::Ranks(const Said& said, bool have) const {
+  std::string ranks;
+  int count = 0;
+  for (size_t r = 0; r < said.said.size(); ++r) {
+    if (said.said[r] != have) continue;
+    // Those that are missing are looked for, so they come with their hosts.
+    ranks += count++ == 0 ? "" : have ? "," : ", ";
+    ranks += have ? std::to_string(r) : comm_->world().Name(static_cast<int>(r));
+  }
+  return have ? (count == 1 ? "rank " : "ranks ") + ranks : ranks;
+}
+
+std::string Negotiator::Missing(int64_t now_ns, bool led, int64_t older_than_ns) const {
   std::string text;
   constexpr int kShown = 5;
-  int shown = 0;
+  int found = 0;
   for (const auto& [name, operation] : waiting_) {
-    if (++shown > kShown)
-      return text + "; and " + std::to_string(waiting_.size() - kShown) + " more";
-    if (!text.empty()) text += "; ";
-    text += "'" + name + "' (" + operation->request.Describe() + ")";
+    const int64_t age_ns = now_ns - operation->submitted_ns;
+    if (age_ns < older_than_ns) continue;
     const auto said = said_.find(name);
-    if (said == said_.end()) continue;
-    std::string ranks;
-    for (size_t r = 0; r < said->second.said.size(); ++r)
-      if (!said->second.said[r])
-        ranks += (ranks.empty() ? "" : ", ") + comm_->world().Name(static_cast<int>(r));
-    text += " was not submitted by " + ranks;
+    if (led) {
+      if (said == said_.end()) continue;
+      const auto first = std::find(said->second.said.begin(), said->second.said.end(), true);
+      if (first - said->second.said.begin() != comm_->rank()) continue;
+    }
+    if (++found > kShown) continue;
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.3g", static_cast<double>(age_ns) * 1e-9);
+    text += (text.empty() ? "'" : "; '") + name + "' (" + operation->request.Describe() + ")";
+    if (said == said_.end())
+      text += std::string(" has waited ") + seconds + " s";
+    else
+      text += " was not submitted by " + Ranks(said->second, false) + ", for which " +
+              Ranks(said->second, true) + (said->second.count == 1 ? " has" : " have") +
+              " waited " + seconds + " s";
   }
-  return text;
+  return found > kShown ? text + "; and " + std::to_string(found - kShown) + " more" : text;
+}
+
+std::string Negotiator::Awaited() const {
+  std::string text;
+  constexpr int kShown = 5;
+  int found = 0;
+  const auto me = static_cast<size_t>(comm_->rank());
+  for (const auto& [name, said] : said_) {
+    if (said.said[me] || ++found > kShown) continue;
+    const auto first = std::find(said.said.begin(), said.said.end(), true);
+    const Request& request = said.by_rank[static_cast<size_t>(first - said.said.begin())];
+    text += (text.empty() ? "'" : "; '") + name + "' (" + request.Describe() + "), for which " +
+            Ranks(said, true) + (said.count == 1 ? " waits" : " wait");
+  }
+  return found > kShown ? text + "; and " + std::to_string(found - kShown) + " more" : text;
 }
 
 std::vector<std::shared_ptr<Operation>> Negotiator::TakeAll() {

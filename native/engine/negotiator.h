@@ -37,6 +37,7 @@ class Negotiator {
     std::vector<Agreed> agreed;  // in the order in which all ranks execute them
     bool shut_down = false;      // some rank wants to end
     bool again = false;          // this rank has requests to say anew
+    bool stalled = false;        // some rank warns of those that are late
   };
   // One cycle. `fresh` joins what is pending already.
   Result Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shut_down, Outcome* out);
@@ -47,11 +48,15 @@ class Negotiator {
   bool pending() const { return !waiting_.empty(); }
   // Submission time of the oldest of them; INT64_MAX when there is none.
   int64_t oldest_ns() const;
-  // Says the oldest pending request in full instead of by its bit, so that the next cycle shows who
-  // is missing.
-  void Unmask();
-  // "'grad' (allreduce of ...): ranks 1,3 have not submitted it", for every pending operation.
-  std::string Missing() const;
+  // Says the pending requests in full instead of by their bits, so that the next cycles show who is
+  // missing. With `warn` all ranks learn that somebody warns.
+  void Unmask(bool warn);
+  // "'grad' (allreduce of ...) was not submitted by rank 3 on h, for which ranks 0,1 have waited 60
+  // s", for the pending operations that are older than that. `led`: only those of which this rank
+  // is the lowest that waits.
+  std::string Missing(int64_t now_ns, bool led, int64_t older_than_ns) const;
+  // "'grad' (allreduce of ...), for which ranks 0,1 wait", for what this rank has not submitted.
+  std::string Awaited() const;
   // Takes all pending operations out, for the engine to fail them.
   std::vector<std::shared_ptr<Operation>> TakeAll();
 
@@ -76,6 +81,8 @@ class Negotiator {
   void Insert(const std::string& name, std::shared_ptr<const std::vector<Request>> by_rank);
   void Evict(size_t slot);
   std::shared_ptr<Operation> TakeWaiting(const std::string& name);
+  // The ranks that have said `said` in full, or have not: "ranks 0,1".
+  std::string Ranks(const Said& said, bool have) const;
 
   Communicator* comm_;
   Dissemination dissemination_;
@@ -89,6 +96,7 @@ class Negotiator {
   std::vector<std::shared_ptr<Operation>>
       unsaid_;  // this rank's, to be said in full in the next cycle
   std::vector<uint64_t> bits_, own_bits_;
+  bool warn_ = false;  // in the next cycle
   uint64_t hits_ = 0, misses_ = 0;
 };
 

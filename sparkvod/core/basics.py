@@ -13,6 +13,7 @@ from typing import Any
 import sparkvod
 from sparkvod import config, log
 from sparkvod._native import Engine
+from sparkvod.core import stacks
 from sparkvod.errors import NotInitializedError
 from sparkvod.launch import context as launch_context
 from sparkvod.launch import environment
@@ -140,6 +141,7 @@ def _check_whole_world(comm: Any, process_sets: Any) -> None:
 
 def _connect(context: launch_context.WorldContext) -> Engine:
     engine = Engine(config.engine_config())
+    stacks.show_when_late(engine)
     try:
         secret = context.secret
         drawn = secrets.token_bytes(_SECRET_BYTES) if secret is None and context.rank == 0 else b""

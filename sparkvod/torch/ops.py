@@ -18,7 +18,7 @@ import torch
 
 from sparkvod.core import basics, collectives, handles
 from sparkvod.core.handles import poll, synchronize
-from sparkvod.core.ops import check_process_set, allreduce_op
+from sparkvod.core.ops import allreduce_op, check_process_set
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.torch import adapter, autograd
 from sparkvod.torch.compression import Compression
