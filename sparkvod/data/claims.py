@@ -63,7 +63,7 @@ def renew(store: FilesystemStore, idx: int) -> None:
     try:
         if store.exists(_path(store, idx)):
             store.write_bytes(_path(store, idx), _owner())
-    except (OSError, StoreError) as error:
+    except store.failures as error:  # StoreError is one of them
         _log.warning("the use of %s cannot be noted: %s", store.get_train_data_path(idx), error)
 
 
@@ -72,12 +72,14 @@ def remove(store: FilesystemStore, idx: int) -> None:
     try:
         store.delete(store.get_val_data_path(idx))
         path = store.get_train_data_path(idx)
-        for name in sorted(store.listing(path), key=lambda name: name == CLAIM):
-            store.delete(posixpath.join(path, name))
+        for name in store.listing(path):
+            if name != CLAIM:
+                store.delete_file(posixpath.join(path, name))
+        store.delete_file(_path(store, idx))
         with suppress(OSError):  # not empty: another driver has just taken the number
             if store.exists(path):
                 store.fs.rmdir(path)
-    except OSError as error:
+    except store.failures as error:
         _log.warning("the unused data %s could not be deleted: %s", store.get_train_data_path(idx), error)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ from sparkvod.data.store import FilesystemStore, is_data_file
 from sparkvod.errors import DataError
 
 VERSION = 1
+PREPARED = re.compile(r"part-\d{5}-[0-9a-f]{12}-\d{4}\.parquet")
+"""Names of files that tasks write: beside those of a manifest they are of tasks that were repeated."""
 _log = log.get("data")
 
 
@@ -187,14 +190,31 @@ def read_manifest(store: FilesystemStore, idx: int | None) -> PreparedData | Non
     sets: dict[str, Dataset | None] = {}
     for part, path in paths.items():
         files = content[part]
-        there = {name: size for name, size in store.listing(path).items() if is_data_file(name)}
-        if there != {entry["name"]: entry["size"] for entry in files or []}:
+        strangers, absent = compare(store, path, files or [])
+        if absent or any(is_data_file(name) and not PREPARED.fullmatch(name) for name in strangers):
             _log.warning("the files in %s are not those that its metadata list; the metadata are not used", path)
             return None
         sets[part] = make_dataset(store, path, files, columns, ranges=ranges) if files else None
     if sets["train"] is None:
         return None
     return PreparedData(idx, sets["train"], sets["val"], columns)
+
+
+def compare(store: FilesystemStore, path: str, files: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Compares the files that ought to be in a directory with those that are.
+
+    Those that a listing does not show, or shows with another size, are opened: listings may be behind.
+
+    Returns:
+        The names that were found beside them, and the names of those that are not there in their size.
+    """
+    there = store.listing(path)
+    expected = {entry["name"]: entry["size"] for entry in files}
+    doubtful = [name for name, size in expected.items() if there.get(name) != size]
+    with ThreadPoolExecutor(16) as pool:
+        sizes = pool.map(lambda name: store.size(posixpath.join(path, name)), doubtful)
+        absent = [name for name, size in zip(doubtful, sizes, strict=True) if size != expected[name]]
+    return [name for name in there if name not in expected], absent
 
 
 def open_prepared(store: FilesystemStore, idx: int | None = None) -> PreparedData:

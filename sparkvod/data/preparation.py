@@ -15,7 +15,7 @@ from typing import Any
 from sparkvod import log
 from sparkvod.data import identity
 from sparkvod.data.claims import CLAIM, claim, remove, renew, sweep
-from sparkvod.data.dataset import PreparedData, read_manifest, write_manifest
+from sparkvod.data.dataset import PreparedData, compare, read_manifest, write_manifest
 from sparkvod.data.ranges import Range, merged
 from sparkvod.data.request import Request, check
 from sparkvod.data.schema import quoted
@@ -82,7 +82,8 @@ def prepare(
     Raises:
         DataError: a column is missing or cannot become a tensor; nulls, NaN, vectors of unequal length, negative
             weights; no rows for training or for validation.
-        StoreError: the store cannot be written by the driver or by the executors, or they do not share it.
+        StoreError: the store cannot be written by the driver or by the executors, or they do not share it, as with
+            ``memory://``.
         ValueError: ``num_proc`` or ``partitions_per_process`` is less than 1.
     """
     for name, value in (("num_proc", num_proc), ("partitions_per_process", partitions_per_process)):
@@ -94,6 +95,7 @@ def prepare(
     if earlier is not None:
         _log.info("the data were prepared before as %s and are used again", earlier.train.path)
         return earlier
+    store.require_shared("prepare")
     store.check_writable()
     _recycle(store)
     began = time.monotonic()
@@ -339,14 +341,12 @@ def _judge(reports: list[dict[str, Any]], request: Request, store: FilesystemSto
 def _clean(store: FilesystemStore, wanted: dict[str, list[dict[str, Any]]]) -> None:
     """Deletes what tasks left that were repeated, and makes sure that the driver sees what the executors wrote."""
     for path, files in wanted.items():
-        there = store.listing(path)
-        expected = {entry["name"]: entry["size"] for entry in files}
-        if any(there.get(name) != size for name, size in expected.items()):
+        strangers, absent = compare(store, path, files)
+        if absent:
             raise StoreError(
-                f"the executors wrote {len(expected)} files to {path}, the driver sees "
-                f"{sum(n in there for n in expected)} of them; "
-                "a path that all machines share was expected: pass one to Store.create()"
+                f"the executors wrote {len(files)} files to {path}, the driver sees {len(files) - len(absent)} of "
+                "them; a path that all machines share was expected: pass one to Store.create()"
             )
-        for name in there:
-            if name not in expected and name != CLAIM:
-                store.delete(posixpath.join(path, name))
+        for name in strangers:
+            if name != CLAIM:
+                store.delete_file(posixpath.join(path, name))

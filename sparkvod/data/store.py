@@ -21,7 +21,9 @@ from typing import Any
 import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
+from sparkvod.data import files
 from sparkvod.errors import StoreError
 
 _MISSING = (
@@ -175,6 +177,11 @@ class FilesystemStore(Store):
         """True when the store is a directory of the machine's own file system."""
         return isinstance(self._fs, LocalFileSystem)
 
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What :attr:`fs` raises when it fails: ``OSError``, and what clients of remote ones have of their own."""
+        return files.failures(self._fs)
+
     def get_filesystem(self) -> fsspec.AbstractFileSystem:
         """Returns :attr:`fs`."""
         return self._fs
@@ -251,13 +258,16 @@ class FilesystemStore(Store):
         return bool(self._fs.exists(path))
 
     def read(self, path: str) -> bytes:
-        """Returns a file's bytes.
+        """Returns a file's bytes; whether it is there shows by opening it, and not by a listing.
 
         Raises:
             FileNotFoundError: there is no such file.
         """
-        with self._fs.open(path, "rb") as file:
-            return bytes(file.read())
+        return files.read(self._fs, path)
+
+    def open_to_read(self, path: str) -> Any:
+        """Returns an open file for those who read a part of it; raises as :meth:`read` does."""
+        return files.open_to_read(self._fs, path)
 
     def read_text(self, path: str) -> str:
         """Returns a file's text, UTF-8."""
@@ -270,31 +280,14 @@ class FilesystemStore(Store):
     def write_bytes(self, path: str, data: bytes) -> None:
         """Writes a file so that a reader sees the old content or the new one, never a part.
 
-        On a local file system: a temporary file beside it, synced, then renamed. Elsewhere one put, which object
-        stores make visible at once. Missing directories are made.
+        See :func:`sparkvod.data.files.write`. Missing directories are made.
 
         Raises:
             StoreError: the file cannot be written.
         """
         try:
-            if not self.is_local:
-                self._fs.makedirs(self._fs._parent(path), exist_ok=True)
-                self._fs.pipe_file(path, data)
-                return
-            target = self.get_localized_path(path)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            temporary = f"{target}.{uuid.uuid4().hex[:8]}.tmp"
-            try:
-                with open(temporary, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, target)
-            except BaseException:
-                if os.path.exists(temporary):
-                    os.unlink(temporary)
-                raise
-        except OSError as error:
+            files.write(self._fs, path, data)
+        except self.failures as error:
             raise self._unwritable(path, error) from error
 
     def make_directory(self, path: str) -> None:
@@ -305,7 +298,7 @@ class FilesystemStore(Store):
         """
         try:
             self._fs.makedirs(path, exist_ok=True)
-        except OSError as error:
+        except self.failures as error:
             raise self._unwritable(path, error) from error
 
     def create_exclusive(self, path: str, data: bytes) -> bool | None:
@@ -318,24 +311,22 @@ class FilesystemStore(Store):
             StoreError: the file cannot be written.
         """
         try:
-            self._fs.makedirs(self._fs._parent(path), exist_ok=True)
-            if self.is_local:
-                with open(self.get_localized_path(path), "xb") as file:
-                    file.write(data)
-            else:
-                self._fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            return False
-        except (NotImplementedError, TypeError, ValueError):
-            return None
-        except OSError as error:
+            return files.create(self._fs, path, data)
+        except self.failures as error:
             raise self._unwritable(path, error) from error
-        return True
 
     def delete(self, path: str) -> None:
         """Deletes a file, or a directory with all in it; nothing happens when it is not there."""
         if self.exists(path):
             self._fs.rm(path, recursive=True)
+
+    def delete_file(self, path: str) -> None:
+        """Deletes a file by its name, also one that no listing shows yet; nothing happens when it is not there."""
+        files.delete(self._fs, path)
+
+    def size(self, path: str) -> int | None:
+        """Returns the bytes of a file, also of one that no listing shows yet; None when it is not there."""
+        return files.size(self._fs, path)
 
     def listing(self, path: str) -> dict[str, int]:
         """Returns the files below a directory: name relative to it -> size in bytes; {} when it is not there."""
@@ -343,6 +334,23 @@ class FilesystemStore(Store):
         root = self.get_localized_path(path).rstrip("/") + "/"
         found = self._fs.find(path, detail=True)
         return {str(name)[len(root) :]: int(info["size"]) for name, info in found.items() if str(name).startswith(root)}
+
+    def require_shared(self, what: str) -> None:
+        """Refuses a store in this process's memory, where other processes are to read or write.
+
+        Args:
+            what: what they are needed for, for the message.
+
+        Raises:
+            StoreError: the store is ``memory://``.
+        """
+        if isinstance(self._fs, MemoryFileSystem):
+            raise StoreError(
+                f"the store {self.prefix_path!r} was found, which is this process's own memory: Spark's workers and "
+                f"the ranks are other processes, so {what} needs a store that all of them reach; pass a directory's "
+                "path or a URL to Store.create(), or Store.temporary() on a local master. memory:// serves to read "
+                "Parquet files in one process (open_prepared, open_reader)"
+            )
 
     def check_writable(self) -> None:
         """Writes and deletes a small file under the prefix.
@@ -353,11 +361,11 @@ class FilesystemStore(Store):
         probe = self._join(f".sparkvod-{uuid.uuid4().hex[:8]}")
         self.write_bytes(probe, b"probe")
         try:
-            self.delete(probe)
-        except OSError as error:
+            self.delete_file(probe)
+        except self.failures as error:
             raise self._unwritable(probe, error) from error
 
-    def _unwritable(self, path: str, error: OSError) -> StoreError:
+    def _unwritable(self, path: str, error: Exception) -> StoreError:
         return StoreError(
             f"the store path {self.get_full_path(path)!r} cannot be written ({type(error).__name__}: {error}), a "
             "directory that "

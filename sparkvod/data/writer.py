@@ -250,9 +250,9 @@ class GroupWriter:
     def _close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+            self.files[-1]["size"] = int(self._file.tell())  # what the store's listing may not tell yet
             self._file.close()
             self._writer = None
-            self.files[-1]["size"] = int(self._store.fs.size(posixpath.join(self._path, self.files[-1]["name"])))
 
     def discard(self) -> None:
         """Deletes what was written."""
@@ -262,7 +262,7 @@ class GroupWriter:
             self._held.clear()
             self._rows = 0
             for entry in self.files:
-                self._store.delete(posixpath.join(self._path, entry["name"]))
+                self._store.delete_file(posixpath.join(self._path, entry["name"]))
             self.files = []
 
 
@@ -308,16 +308,16 @@ def write_partition(plan: WritePlan, batches: Iterable[pa.RecordBatch], partitio
         if checks.ok:
             try:
                 report |= {part: writer.finish() for part, writer in writers.items()}
-            except OSError as error:
+            except plan.store.failures as error:
                 raise _WriteError(error) from error
     except _WriteError as error:
-        _discard(writers)
+        _discard(plan, writers)
         report["error"] = f"{error.cause} on {socket.gethostname()}"
     except BaseException:
-        _discard(writers)
+        _discard(plan, writers)
         raise
     if not checks.ok:
-        _discard(writers)
+        _discard(plan, writers)
     report["problems"] = checks.problems
     report["widths"] = {column: list(found.items()) for column, found in checks.widths.items()}
     report["ranges"] = {column: found.to_json() for column, found in checks.ranges.items()}
@@ -327,7 +327,7 @@ def write_partition(plan: WritePlan, batches: Iterable[pa.RecordBatch], partitio
 class _WriteError(Exception):
     """The store could not be written; errors of the rows' own evaluation are something else."""
 
-    def __init__(self, cause: OSError) -> None:
+    def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = f"{type(cause).__name__}: {cause}"
 
@@ -354,13 +354,13 @@ def _take(
         else:
             writers["train"].add({name: values[~mask] for name, values in rows.items()})
             writers["val"].add({name: values[mask] for name, values in rows.items()})
-    except OSError as error:
+    except plan.store.failures as error:
         raise _WriteError(error) from error
 
 
-def _discard(writers: dict[str, GroupWriter]) -> None:
+def _discard(plan: WritePlan, writers: dict[str, GroupWriter]) -> None:
     for writer in writers.values():
         try:
             writer.discard()
-        except OSError as error:  # what stays is in no manifest, and the driver deletes it
+        except plan.store.failures as error:  # what stays is in no manifest, and the driver deletes it
             _log.warning("files of an abandoned task could not be deleted: %s", error)

@@ -162,6 +162,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
             }
             self._check_early(dataset, payload, asked)
             store = self._store(dataset.sparkSession)
+            store.require_shared("fit")
             store.check_writable()
             with advising():
                 data = prepare(
@@ -209,6 +210,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
             backend = self.value("backend")
             launcher, payload = self._begin(SparkSession.active() if backend is None else None)
             store = self._store(None)
+            store.require_shared("fit_on_parquet")
             store.check_writable()
             data = open_prepared(store, dataset_idx)
             features = self._feature_cols([*(column.name for column in data.schema), *data.train.refused])

@@ -101,16 +101,20 @@ def path_of(store: Any, run_id: str) -> str | None:
 def read_header(store: Any, run_id: str) -> dict[str, Any] | None:
     """Returns the header of a run's checkpoint without reading the states; None where there is no checkpoint.
 
+    The file is asked for by its name: a listing may not show yet what was written a second ago.
+
     Raises:
         StoreError: the file is damaged.
     """
     path = path_of(store, run_id)
-    if path is None or not store.exists(path):
+    if path is None:
         return None
     try:
-        with store.fs.open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        with store.open_to_read(path) as file, zipfile.ZipFile(file) as archive:
             header: dict[str, Any] = json.loads(archive.read("header.json"))
             return header
+    except FileNotFoundError:
+        return None
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise _damaged(path, error) from error
 

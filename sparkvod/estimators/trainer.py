@@ -158,9 +158,12 @@ class Trainer:
 
     def _load(self) -> Checkpoint | None:
         path = path_of(self.task.store, self.task.run_id)
-        if basics.rank() != 0 or path is None or not self.task.store.exists(path):
+        if basics.rank() != 0 or path is None:
             return None
-        return Checkpoint.from_bytes(self.task.store.read(path), path)
+        try:
+            return Checkpoint.from_bytes(self.task.store.read(path), path)
+        except FileNotFoundError:
+            return None
 
     def _save(self, epoch: int, step: int, running: np.ndarray) -> None:
         """Writes a checkpoint; all ranks call it at the same point."""

@@ -14,6 +14,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from sparkvod.data.dataset import Dataset
+from sparkvod.data.files import failures
 from sparkvod.data.schema import Column
 from sparkvod.errors import DataError
 
@@ -157,7 +158,7 @@ class Decoder:
             local = isinstance(self._fs, LocalFileSystem)
             source = pa.OSFile(path, "rb") if local else self._fs.open(path, "rb")
             file = pq.ParquetFile(source, buffer_size=buffer_size, pre_buffer=not local and not buffer_size)
-        except (OSError, pa.ArrowInvalid) as error:
+        except (*failures(self._fs), pa.ArrowInvalid) as error:
             raise DataError(
                 f"{path} cannot be read ({error}), a Parquet file of the data set was expected; it must be reachable "
                 "from every "
