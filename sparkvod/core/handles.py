@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sparkvod._native import Engine
@@ -45,15 +47,33 @@ class Pending:
 _numbers = itertools.count()
 _pending: dict[int, Pending] = {}
 _abandoned: list[Pending] = []
+# Reentrant, because the garbage collector may abandon something at any time.
+_abandoned_lock = threading.RLock()
 
 
 def abandon(pending: Pending) -> None:
     """Releases a collective whose result nobody will take; one that still runs keeps its memory until it has ended."""
-    _abandoned.append(pending)
-    for other in list(_abandoned):
-        if other.engine.poll(other.handle):
-            _abandoned.remove(other)
-            other.engine.release(other.handle)
+    with _abandoned_lock:
+        _abandoned.append(pending)
+        for other in list(_abandoned):
+            if other in _abandoned and other.engine.poll(other.handle):
+                _abandoned.remove(other)
+                other.engine.release(other.handle)
+
+
+def abandon_all(owner: Any, pending: Callable[[], Iterable[Pending]]) -> None:
+    """Abandons what is still on its way when an object is destroyed, so that the engine writes into no freed memory.
+
+    Args:
+        owner: the object that waits for the collectives while it lives.
+        pending: returns those that it has not waited for; must not hold the owner.
+    """
+
+    def end() -> None:
+        for each in pending():
+            abandon(each)
+
+    weakref.finalize(owner, end).atexit = False
 
 
 def add(pending: Pending) -> int:

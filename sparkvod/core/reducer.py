@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from sparkvod._native import Engine
 from sparkvod.core import ops
-from sparkvod.core.handles import Pending, abandon
+from sparkvod.core.handles import Pending, abandon, abandon_all
 from sparkvod.errors import HorovodInternalError
 
 _ALIGNMENT = 64
@@ -195,6 +195,8 @@ class Reducer:
     ) -> None:
         self._engine, self._op, self._prescale, self._postscale = engine, op, prescale, postscale
         self.buckets: list[Bucket] = []
+        buckets = self.buckets
+        abandon_all(self, lambda: [bucket.pending for bucket in buckets if bucket.pending is not None])
         self._places: dict[int, tuple[Bucket, int]] = {}
         self._ready: set[int] = set()
         self._first_unsent = 0

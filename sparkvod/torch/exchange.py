@@ -58,6 +58,7 @@ class GradientExchange:
         self._gradients: Gradients | None = None
         self._prefix = ""
         self._agreed = False
+        self._fresh = True
         self._names: list[str] = []
         self._others: list[tuple[torch.nn.Parameter, str]] = []
         self._passes_left: list[int] = []
@@ -182,6 +183,7 @@ class GradientExchange:
                 "backward_passes_per_step to accumulate gradients locally"
             )
         self._passes_left[index] -= 1
+        self._fresh = False
         if self._passes_left[index] == 0:
             self._gradients.take(index)
 
@@ -190,9 +192,27 @@ class GradientExchange:
         """Whether a gradient is on its way."""
         return self._gradients is not None and self._gradients.begun
 
-    def begun_anywhere(self) -> bool:
-        """Returns whether a gradient is on its way on any rank; a collective."""
-        return self.attach() is not None and any_rank(self.begun)
+    @property
+    def unreduced(self) -> bool:
+        """Whether a backward pass has run here whose gradients are not reduced, be it that passes accumulate first."""
+        return self._gradients is not None and not self._fresh
+
+    def refuse_unreduced(self) -> None:
+        """Checks that no backward pass has run here whose gradients are not reduced.
+
+        Raises:
+            AssertionError: one has.
+        """
+        self._refuse_anothers_gradients()
+        if self.unreduced:
+            raise AssertionError(
+                "step() was called within skip_synchronize() after a backward() that no synchronize() followed, with "
+                "gradients of this rank alone; call synchronize() before it"
+            )
+
+    def unreduced_anywhere(self) -> bool:
+        """Returns whether any rank has gradients that are not reduced; a collective."""
+        return self.attach() is not None and any_rank(self.unreduced)
 
     def reduce(self) -> None:
         """Reduces all gradients and waits.
@@ -200,6 +220,7 @@ class GradientExchange:
         The first time, and after parameters were added, the ranks first compare what they would exchange.
 
         Raises:
+            ValueError: gradients were changed while they were on their way.
             MismatchError: the ranks' models or options differ; nothing was reduced.
             HorovodInternalError: an allreduce failed; the gradients are then undefined.
         """
@@ -240,6 +261,7 @@ class GradientExchange:
     def new_step(self) -> None:
         """Begins to count backward passes anew."""
         self._passes_left = [self.settings.passes] * len(self._names)
+        self._fresh = True
 
     def drain(self) -> None:
         """Waits for what is on its way and forgets it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from sparkvod import config
 from sparkvod._native import Engine
 from sparkvod.core import collectives
 from sparkvod.core.agreement import Description
-from sparkvod.core.handles import Pending
+from sparkvod.core.handles import Pending, abandon_all
 from sparkvod.core.ops import CODES, DTYPES, OP_NAMES
 from sparkvod.core.reducer import BucketPlan, Gradient, Reducer, plan_buckets
 from sparkvod.torch import adapter
@@ -90,6 +90,51 @@ def dense(gradient: torch.Tensor, name: str, sparse_as_dense: bool) -> torch.Ten
     return gradient.to_dense()
 
 
+class Taken:
+    """Gradients that are on their way, as they were when they were taken.
+
+    Whoever changes one then changes nothing that travels, or half of it, on one rank.
+    """
+
+    def __init__(self) -> None:
+        self._gradients: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def take(self, index: int, parameter: torch.nn.Parameter) -> None:
+        """Notes the gradient of a parameter."""
+        gradient = parameter.grad
+        assert gradient is not None
+        self._gradients[index] = gradient, gradient._version
+
+    def restore(self, parameters: Sequence[torch.nn.Parameter]) -> list[int]:
+        """Puts replaced gradients back, to take the results, and returns which were replaced or changed."""
+        changed = []
+        for index, (gradient, version) in self._gradients.items():
+            if parameters[index].grad is not gradient or gradient._version != version:
+                parameters[index].grad = gradient
+                changed.append(index)
+        return changed
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._gradients.clear()
+
+
+def refuse_changed(names: Iterable[str]) -> None:
+    """Refuses gradients that were changed on their way.
+
+    Raises:
+        ValueError: there are any.
+    """
+    found = sorted(names)
+    if found:
+        others = f" and {len(found) - 1} others" if len(found) > 1 else ""
+        raise ValueError(
+            f"the gradient of {found[0]!r}{others} was changed, replaced or cleared between backward() and step() or "
+            "synchronize(), while it was being reduced, and was expected to be left alone; call synchronize(), change "
+            "gradients (clip, unscale) after it, and step() within 'with optimizer.skip_synchronize():'"
+        )
+
+
 class BucketGradients:
     """Gradients as views into buckets.
 
@@ -118,6 +163,7 @@ class BucketGradients:
         self._names: list[str] = []
         self._views: list[torch.Tensor] = []
         self._staged: set[int] = set()
+        self._taken = Taken()
         self._reducer = Reducer(engine, (), reduction.op, reduction.prescale, reduction.postscale)
         self._add(parameters, names, groups, "")
 
@@ -193,6 +239,7 @@ class BucketGradients:
         parameter, view = self._parameters[index], self._views[index]
         if parameter.grad is not view:
             self._load(index, parameter, view)
+        self._taken.take(index, parameter)
         self._reducer.ready(index)
 
     def _load(self, index: int, parameter: torch.nn.Parameter, view: torch.Tensor) -> None:
@@ -213,13 +260,14 @@ class BucketGradients:
     def reduce(self) -> None:
         """Completes all buckets, waits, and sets the gradients; those that no rank had stay None."""
         without = []
-        for index in self._reducer.missing():
-            if self._parameters[index].grad is None:
-                self._reducer.absent(index)
-                without.append(index)
-            else:
-                self.take(index)
         try:
+            for index in self._reducer.missing():
+                if self._parameters[index].grad is None:
+                    self._reducer.absent(index)
+                    without.append(index)
+                else:
+                    self.take(index)
+            changed = self._taken.restore(self._parameters)
             self._reducer.wait()
             for index in self._staged:
                 gradient = self._parameters[index].grad
@@ -230,7 +278,9 @@ class BucketGradients:
                     self._parameters[index].grad = self._received(index)
         finally:
             self._staged.clear()
+            self._taken.clear()
             self._reducer.reset()
+        refuse_changed(self._names[index] for index in changed)
 
     def _received(self, index: int) -> torch.Tensor:
         parameter, view = self._parameters[index], self._views[index]
@@ -241,6 +291,7 @@ class BucketGradients:
     def drain(self) -> None:
         """Waits for what was started and forgets it."""
         self._staged.clear()
+        self._taken.clear()
         self._reducer.drain()
 
 
@@ -275,6 +326,9 @@ class CompressedGradients:
         self._prefix: str | None = None
         self._kept: set[int] = set()
         self._started: dict[int, tuple[Pending, Any]] = {}
+        started = self._started
+        abandon_all(self, lambda: [pending for pending, _ in started.values()])
+        self._taken = Taken()
 
     def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
         """Adds parameters behind the others."""
@@ -305,6 +359,7 @@ class CompressedGradients:
         """Compresses a complete gradient and begins its allreduce; before the release that is left to ``reduce``."""
         if self._prefix is None:
             self._kept.add(index)
+            self._taken.take(index, self._parameters[index])
             return
         parameter, name, reduction = self._parameters[index], self._names[index], self._reduction
         assert parameter.grad is not None
@@ -319,16 +374,20 @@ class CompressedGradients:
             in_place=True,
         )
         self._started[index] = pending, context
+        self._taken.take(index, parameter)
 
     def reduce(self) -> None:
         """Sends zeros for the gradients that are missing, waits, and sets all gradients."""
         self._kept.clear()
+        changed = self._taken.restore(self._parameters)
         for index, parameter in enumerate(self._parameters):
             if index not in self._started:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 self.take(index)
-        started, self._started = self._started, {}
+        self._taken.clear()
+        started = dict(self._started)
+        self._started.clear()
         error: BaseException | None = None
         for index, (pending, context) in started.items():
             try:
@@ -343,10 +402,13 @@ class CompressedGradients:
                 self._parameters[index].grad = reduced
         if error is not None:
             raise error
+        refuse_changed(self._names[index] for index in changed)
 
     def drain(self) -> None:
         """Waits for what was started and forgets it."""
         self._kept.clear()
-        started, self._started = self._started, {}
+        self._taken.clear()
+        started = dict(self._started)
+        self._started.clear()
         for pending, _ in started.values():
             pending.wait()

@@ -41,6 +41,7 @@ class _Distributed(Optimizer):
         Call ``step()`` inside :meth:`skip_synchronize` after it. Gradients that no rank has stay None.
 
         Raises:
+            ValueError: gradients were changed between ``backward()`` and this call.
             HorovodInternalError: an allreduce failed.
         """
         self._exchange.reduce()
@@ -74,12 +75,15 @@ class _Distributed(Optimizer):
             **kwargs: passed on.
 
         Raises:
+            AssertionError: within :meth:`skip_synchronize`, the gradients are not reduced.
+            ValueError: gradients were changed between ``backward()`` and this call; no parameter was changed.
             HorovodInternalError: an allreduce failed; no parameter was changed by this rank's step.
         """
         synchronized, self._synchronized = self._synchronized, False
         if not self._synchronizes:
-            return _step(super().step, closure, kwargs)
-        if synchronized and self._exchange.begun_anywhere():
+            self._exchange.refuse_unreduced()
+            return _step(super().step, closure and _followed(closure, self._exchange.refuse_unreduced), kwargs)
+        if synchronized and self._exchange.unreduced_anywhere():
             synchronized = False  # what a later backward() has left was not reduced
         if synchronized:
             warnings.warn(
@@ -91,15 +95,10 @@ class _Distributed(Optimizer):
             if not synchronized:
                 self._exchange.reduce()
             return _step(super().step, None, kwargs)
-        if not synchronized and self._exchange.begun_anywhere():
+        if not synchronized and self._exchange.unreduced_anywhere():
             self._exchange.reduce()
 
-        def reduced() -> Any:
-            loss = closure()
-            self._exchange.reduce()
-            return loss
-
-        return _step(super().step, reduced, kwargs)
+        return _step(super().step, _followed(closure, self._exchange.reduce), kwargs)
 
     # The wrapped class's step runs the user's step hooks; torch must not wrap this one to run them again.
     step.hooked = True  # type: ignore[attr-defined]
@@ -128,6 +127,15 @@ class _Distributed(Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         base = type(self).__mro__[2]
         return _rebuild, (base, self._exchange.settings), self.__getstate__()
+
+
+def _followed(closure: Callable[[], Any], then: Callable[[], None]) -> Callable[[], Any]:
+    def both() -> Any:
+        loss = closure()
+        then()
+        return loss
+
+    return both
 
 
 def _step(step: Callable[..., Any], closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:

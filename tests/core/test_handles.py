@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -38,3 +40,26 @@ def test_an_interrupted_wait_keeps_the_memory_until_the_operation_has_ended() ->
 def test_unknown_handles() -> None:
     assert handles.synchronize(-5) is None
     assert handles.poll(-5)
+
+
+def test_what_a_dropped_owner_has_left_keeps_its_memory_until_it_has_ended() -> None:
+    class Owner:
+        pass
+
+    class Block:
+        pass
+
+    engine: Any = Interrupted()
+    owner, block = Owner(), Block()
+    memory = weakref.ref(block)
+    left = [Pending(engine, 3, None, block)]
+    handles.abandon_all(owner, lambda: left)
+    del block, owner
+    gc.collect()
+    left.clear()
+    assert memory() is not None  # nobody else holds it
+    assert engine.released == []
+    engine.done = True
+    handles.abandon(Pending(engine, 4, None, None))
+    assert engine.released == [3, 4]
+    assert memory() is None

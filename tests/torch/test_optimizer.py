@@ -125,6 +125,11 @@ def check_accumulation() -> None:
     if hvd.size() > 1:
         with pytest.raises(AssertionError, match="backward_passes_per_step=1"):
             loss_of(model, *data(4)).backward()
+        # What the refused pass has added to a gradient on its way went to nobody, or half of it.
+        with pytest.raises(ValueError, match=r"the gradient of 'noname\.0\.5' was changed"):
+            optimizer.step()
+    optimizer.zero_grad()
+    loss_of(model, *data(4)).backward()
     optimizer.step()
 
 
