@@ -28,6 +28,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the full cross-products")
 
 
+FAULTS = pytest.StashKey[list[tuple[str, str, str, str]]]()
+
+
+@pytest.fixture
+def fault_table(request: pytest.FixtureRequest) -> list[tuple[str, str, str, str]]:
+    """Rows of the table of faults: the fault, seconds to the other ranks' error, seconds to the caller's, what is said.
+
+    It is printed at the end of the run; ``docs/failures.md`` shows it.
+    """
+    return request.config.stash.setdefault(FAULTS, [])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Prints the table of faults."""
+    rows = config.stash.get(FAULTS, [])
+    if rows:
+        terminalreporter.section("seconds from the fault to the error")
+        for fault, others, caller, said in [("fault", "the other ranks", "fit", "outcome"), *rows]:
+            terminalreporter.line(f"{fault:<34}{others:>18}{caller:>8}   {said[:120]}")
+
+
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether the full cross-products were asked for."""

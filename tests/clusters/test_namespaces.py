@@ -44,6 +44,9 @@ class Hosts:
         self.interfaces = [f"sv{os.getpid() % 10**7}n", f"sv{os.getpid() % 10**7}s"]
         self._family = family
 
+    def __str__(self) -> str:
+        return f"IPv{self._family}"
+
     def make(self) -> None:
         for name in self.names:
             ip("netns", "add", name)
@@ -152,18 +155,28 @@ def noticed(told: list[dict[str, Any]], ranks: list[int], at: float) -> list[flo
     return [told[rank]["lost"]["time"] - at for rank in ranks]
 
 
-def test_a_killed_rank_of_the_other_host_is_named(hosts: Hosts, tmp_path: Path) -> None:
+def seconds(times: list[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in times)
+
+
+def test_a_killed_rank_of_the_other_host_is_named(
+    hosts: Hosts, tmp_path: Path, fault_table: list[tuple[str, str, str, str]]
+) -> None:
     with World(hosts, "kill", tmp_path) as world:
         told = world.told()
     at = float((tmp_path / "fault").read_text())
     assert told[3] == {}
-    assert max(noticed(told, [0, 1, 2], at)) < 1
+    times = noticed(told, [0, 1, 2], at)
+    fault_table.append((f"killed on another host, {hosts}", seconds(times), "-", told[0]["lost"]["message"]))
+    assert max(times) < 1
     for rank in range(3):
         assert told[rank]["lost"]["kind"] == "PeerLostError"
         assert "rank 3 on south" in told[rank]["lost"]["message"]
 
 
-def test_a_cable_that_is_pulled_is_noticed_in_time(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_cable_that_is_pulled_is_noticed_in_time(
+    hosts: Hosts, tmp_path: Path, fault_table: list[tuple[str, str, str, str]]
+) -> None:
     with World(hosts, "cut", tmp_path) as world:
         until = time.monotonic() + 60
         while len(list(tmp_path.glob("ready-*"))) < 4:
@@ -173,7 +186,10 @@ def test_a_cable_that_is_pulled_is_noticed_in_time(hosts: Hosts, tmp_path: Path)
         at = time.time()
         hosts.cut()
         told = world.told()
-    assert max(noticed(told, [0, 1, 2, 3], at)) < 1 + 2 * KNOB
+    times = noticed(told, [0, 1, 2, 3], at)
+    name = f"host cut off, {hosts} (time-out {KNOB:g} s)"
+    fault_table.append((name, seconds(times), "-", told[0]["lost"]["message"]))
+    assert max(times) < 1 + 2 * KNOB
     assert {each["lost"]["kind"] for each in told} <= {"CollectiveTimeoutError", "PeerLostError"}
     across = [re.search("on (north|south) waited .* on (?!\\1)(north|south)", each["lost"]["message"]) for each in told]
     assert any(across), [each["lost"]["message"] for each in told]

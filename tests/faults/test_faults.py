@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,12 @@ pytest.importorskip("sparkvod._native", reason="the engine is not built")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 KNOB = 2.0  # SPARKVOD_COLLECTIVE_TIMEOUT, seconds
+NAMES = {
+    "raise": "a rank raises",
+    "exit": "a rank leaves by os._exit",
+    "kill": "a rank is killed (SIGKILL)",
+    "stop": f"a rank is stopped (time-out {KNOB:g} s)",
+}
 # Spark may hear of the end of a process from the others before it sees it: the rank that ended is named either way.
 SAYS = {
     "raise": "rank 1 on .* raised ArithmeticError: raised by the test",
@@ -30,23 +35,17 @@ SAYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    lines: list[str] = []
-    yield lines
-    capture = request.config.pluginmanager.get_plugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print(f"\n{'seconds after the fault':<28}{'the other ranks':>18}{'fit':>8}   first cause", *lines, sep="\n")
+Table = list[tuple[str, str, str, str]]
 
 
-def row(how: str, others: list[float], fit: float, said: str) -> str:
+def row(how: str, others: list[float], fit: float, said: str) -> tuple[str, str, str, str]:
     noticed = " ".join(f"{seconds:.2f}" for seconds in others) or "ended with it"
-    return f"{how:<28}{noticed:>18}{fit:>8.2f}   {said.splitlines()[0][:90]}"
+    return how, noticed, f"{fit:.2f}", said.splitlines()[0]
 
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("how", ["raise", "exit", "kill", "stop"])
-def test_a_rank_that_dies(spark: Any, tmp_path: Path, table: list[str], full: bool, how: str) -> None:
+def test_a_rank_that_dies(spark: Any, tmp_path: Path, fault_table: Table, full: bool, how: str) -> None:
     from sparkvod.estimators import SparkBackend
 
     if how == "exit" and not full:
@@ -58,7 +57,7 @@ def test_a_rank_that_dies(spark: Any, tmp_path: Path, table: list[str], full: bo
     at_fit = time.time() - faults.fault_time(tmp_path)
     others = {rank: note for rank, note in faults.errors(tmp_path).items() if rank != 1}
     noticed = sorted(note["time"] - faults.fault_time(tmp_path) for note in others.values())
-    table.append(row(how, noticed, at_fit, str(caught.value)))
+    fault_table.append(row(NAMES[how], noticed, at_fit, str(caught.value)))
     knob = KNOB if how == "stop" else 0.0
     assert len(noticed) == 2
     # A frozen rank is noticed when the knob's time has passed, on a busy machine a little later.
@@ -74,7 +73,7 @@ def test_a_rank_that_dies(spark: Any, tmp_path: Path, table: list[str], full: bo
 
 
 @pytest.mark.timeout(170)
-def test_an_executor_that_is_killed_costs_a_restart_and_no_bit(tmp_path: Path, table: list[str]) -> None:
+def test_an_executor_that_is_killed_costs_a_restart_and_no_bit(tmp_path: Path, fault_table: Table) -> None:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("cluster_script.py")), str(tmp_path)],
         capture_output=True,
@@ -85,7 +84,7 @@ def test_an_executor_that_is_killed_costs_a_restart_and_no_bit(tmp_path: Path, t
     )
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads((tmp_path / "told.json").read_text())
-    table.append(row("executor killed", told["others"], told["fit"], told["error"]))
+    fault_table.append(row("an executor is killed", told["others"], told["fit"], told["error"]))
     assert told["kind"] == "WorkerLost"
     assert told["lost_peer"]
     assert all(seconds < 1 for seconds in told["others"])

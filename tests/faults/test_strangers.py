@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,8 +22,8 @@ SECONDS = 2.0
 GARBAGE = (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00" + b"\xff" * 300, b"\x80\x04\x95" + os.urandom(4000))
 
 
-def train(seconds: float) -> tuple[float, int]:
-    """Tells where this rank listens, is late, joins, and sums for some seconds."""
+def train(seconds: float) -> tuple[float, int, float]:
+    """Tells where this rank listens, is late, joins, sums for some seconds; returns the longest pause too."""
     import torch
 
     import sparkvod.torch as hvd
@@ -41,13 +42,14 @@ def train(seconds: float) -> tuple[float, int]:
 
     object.__setattr__(world, "allgather", slow_gather)
     hvd.init()
-    until, steps = time.monotonic() + seconds, 0
+    until, steps, pause, last = time.monotonic() + seconds, 0, 0.0, time.monotonic()
     value = torch.ones(5000)
     while float(hvd.allreduce(torch.tensor([float(time.monotonic() > until)]), op=hvd.Sum)[0]) == 0:
         value = hvd.allreduce(value, name="value")  # the mean of ones
         steps += 1
+        pause, last = max(pause, time.monotonic() - last), time.monotonic()
     hvd.shutdown()
-    return float(value.sum()), steps
+    return float(value.sum()), steps, pause
 
 
 class Strangers:
@@ -102,6 +104,29 @@ def lie(endpoints: list[bytes], outcome: list[str]) -> None:
         engine.shutdown()
 
 
+def zombie(port: int) -> Callable[[list[str]], None]:
+    """Returns rank 1 of an earlier attempt, which still looks for its rank 0 where another one listens now."""
+    from sparkvod import config
+    from sparkvod._native import Engine
+
+    options = {"transport": "tcp", "address": "127.0.0.1", "start_timeout": 3.0}
+    gone = Engine(config.engine_config(port_range=f"{port}-{port}", **options))
+    endpoint = gone.listen()
+    gone.shutdown()
+
+    def join(outcome: list[str]) -> None:
+        engine = Engine(config.engine_config(**options))
+        try:
+            engine.connect(1, [endpoint, engine.listen()], b"the secret of the earlier attempt")
+            outcome.append("joined")
+        except Exception as e:
+            outcome.append(f"{type(e).__name__}: {e}")
+        finally:
+            engine.shutdown()
+
+    return join
+
+
 def free_ports(count: int) -> range:
     """Returns a range of ports, none of which is in use."""
     for first in range(21000 + os.getpid() % 4000, 32000, count):
@@ -112,16 +137,22 @@ def free_ports(count: int) -> range:
     raise AssertionError("no free ports were found")
 
 
-def test_strangers_are_dropped_and_training_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_strangers_are_dropped_and_training_goes_on(
+    capfd: pytest.CaptureFixture[str], fault_table: list[tuple[str, str, str, str]]
+) -> None:
     from sparkvod.core.basics import _unpack
 
-    ports, outcome, liars = free_ports(6), [], []  # type: ignore[var-annotated]
+    ports, liars = free_ports(6), list[threading.Thread]()
+    false, late = list[str](), list[str]()
+    rise = zombie(ports[0])
 
     def heard(event: dict[str, Any]) -> None:
         if event["kind"] == "endpoints" and not liars:
             endpoints = [_unpack(bytes.fromhex(message))[2] for message in event["messages"]]
-            liars.append(threading.Thread(target=lie, args=(endpoints, outcome)))
-            liars[0].start()
+            liars.append(threading.Thread(target=lie, args=(endpoints, false)))
+            liars.append(threading.Thread(target=rise, args=(late,)))
+            for liar in liars:
+                liar.start()
 
     env = {
         "SPARKVOD_TRANSPORT": "tcp",
@@ -131,12 +162,19 @@ def test_strangers_are_dropped_and_training_goes_on(capfd: pytest.CaptureFixture
     }
     with Strangers(ports) as strangers:
         results = run_local(train, (SECONDS,), np=2, env=env, timeout=60, on_event=heard)
-    liars[0].join(20)
-    assert not liars[0].is_alive()
-    assert [value for value, _ in results] == [5000.0, 5000.0]
-    assert all(steps > 10 for _, steps in results)
+    for liar in liars:
+        liar.join(20)
+        assert not liar.is_alive()
+    assert [value for value, _, _ in results] == [5000.0, 5000.0]
+    assert all(steps > 10 for _, steps, _ in results)
     assert min(strangers.knocks[how] for how in ("scan", "garbage", "slow")) > 5, strangers.knocks
-    assert len(outcome) == 1
-    assert "CollectiveTimeoutError" in outcome[0] or "PeerLostError" in outcome[0], outcome
+    for outcome in (false, late):
+        assert len(outcome) == 1
+        assert "CollectiveTimeoutError" in outcome[0] or "PeerLostError" in outcome[0], outcome
     said = capfd.readouterr()
     assert "dropped a stranger's connection" in said.out + said.err
+    went_on = f"dropped; {results[0][1]} sums in {SECONDS:g} s went on, the longest pause was {1e3 * results[0][2]:.1f} ms"
+    for how, name in (("garbage", "garbage"), ("scan", "a port scanner"), ("slow", "a slow connector")):
+        fault_table.append((f"{name}, {strangers.knocks[how]} times", "-", "-", went_on))
+    fault_table.append(("a rank with another secret", "-", "-", f"dropped; it got {false[0]}"))
+    fault_table.append(("a zombie of an earlier attempt", "-", "-", f"dropped; it got {late[0]}"))
