@@ -173,7 +173,8 @@ def test_strangers_are_dropped_and_training_goes_on(
         assert "CollectiveTimeoutError" in outcome[0] or "PeerLostError" in outcome[0], outcome
     said = capfd.readouterr()
     assert "dropped a stranger's connection" in said.out + said.err
-    went_on = f"dropped; {results[0][1]} sums in {SECONDS:g} s went on, the longest pause was {1e3 * results[0][2]:.1f} ms"
+    _, steps, pause = results[0]
+    went_on = f"dropped; {steps} sums in {SECONDS:g} s went on, the longest pause was {1e3 * pause:.1f} ms"
     for how, name in (("garbage", "garbage"), ("scan", "a port scanner"), ("slow", "a slow connector")):
         fault_table.append((f"{name}, {strangers.knocks[how]} times", "-", "-", went_on))
     fault_table.append(("a rank with another secret", "-", "-", f"dropped; it got {false[0]}"))
