@@ -17,6 +17,7 @@ _SIZE = struct.Struct("=q")
 _UINT8 = ops.CODES["uint8"]
 _INT32 = ops.CODES["int32"]
 _INT64 = ops.CODES["int64"]
+_PICKLED, _FAILED = b"\0", b"\1"
 
 
 def broadcast_object(
@@ -31,21 +32,23 @@ def broadcast_object(
         process_set: the global one.
 
     Raises:
-        ValueError: the root is no rank, or the process set is not the global one.
+        ValueError: the root is no rank, the process set is not the global one, or, on all ranks, the object cannot be
+            pickled.
         HorovodInternalError: the collective failed.
     """
     ops.check_process_set(process_set)
     engine, world = basics.engine(), basics.world()
     ops.check_root(root_rank, world.size)
     is_root = world.rank == root_rank
-    data = cloudpickle.dumps(obj) if is_root else b""
+    data, error = _pickled(obj, world.rank) if is_root else (b"", None)
     borrowed = None if name else world.borrow_name("broadcast_object")
     base = name or borrowed
     size = engine.allocate(_SIZE.size)
     if is_root:
-        _write(size, _SIZE.pack(len(data)))
+        _write(size, _SIZE.pack(-len(data) if error else len(data)))  # below 0: bytes of an error's text
     _wait(engine, engine.broadcast(f"{base}.size", size.address, size.address, 1, _INT64, root_rank, [1], False))
-    (length,) = _SIZE.unpack(_read(size, _SIZE.size))
+    (told,) = _SIZE.unpack(_read(size, _SIZE.size))
+    length = abs(told)
     body = engine.allocate(length)
     if is_root:
         _write(body, data)
@@ -55,6 +58,8 @@ def broadcast_object(
     )
     if borrowed is not None:
         world.return_name("broadcast_object", borrowed)
+    if told < 0:
+        raise ValueError(_read(body, length).decode()) from error
     return obj if is_root else cloudpickle.loads(_read(body, length))
 
 
@@ -66,10 +71,12 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         name: name of the operation, for messages; the same on all ranks.
 
     Raises:
+        ValueError: on all ranks, when any rank's object cannot be pickled; names the first such rank and its error.
         HorovodInternalError: the collective failed.
     """
     engine, world = basics.engine(), basics.world()
-    data = cloudpickle.dumps(obj)
+    pickled, error = _pickled(obj, world.rank)
+    data = (_FAILED if error else _PICKLED) + pickled
     body = engine.allocate(len(data))
     _write(body, data)
     borrowed = None if name else world.borrow_name("allgather_object")
@@ -78,11 +85,28 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     if borrowed is not None:
         world.return_name("allgather_object", borrowed)
     view = memoryview(memory)
-    objects, at = [], 0
+    at = 0
+    parts = []
     for length in lengths:
-        objects.append(cloudpickle.loads(view[at : at + length]))
+        parts.append(view[at : at + length])
         at += length
-    return objects
+    for part in parts:
+        if part[:1] == _FAILED:
+            raise ValueError(bytes(part[1:]).decode()) from error
+    return [cloudpickle.loads(part[1:]) for part in parts]
+
+
+def _pickled(obj: Any, rank: int) -> tuple[bytes, Exception | None]:
+    # An object that cannot be pickled must not leave the others waiting: its error's text travels in its place.
+    try:
+        return cloudpickle.dumps(obj), None
+    except Exception as error:
+        kind = type(obj)
+        text = (
+            f"the object of rank {rank}, a {kind.__module__}.{kind.__qualname__}, could not be pickled "
+            f"({type(error).__name__}: {error}), one that cloudpickle takes was expected; send plain data in its place"
+        )
+        return text.encode(errors="replace"), error
 
 
 def any_rank(value: bool) -> bool:
