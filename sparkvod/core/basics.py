@@ -14,6 +14,7 @@ import sparkvod
 from sparkvod import config, log
 from sparkvod._native import Engine
 from sparkvod.core import stacks
+from sparkvod.core.scripts import Watch
 from sparkvod.errors import NotInitializedError
 from sparkvod.launch import context as launch_context
 from sparkvod.launch import environment
@@ -21,9 +22,11 @@ from sparkvod.observe import timeline
 
 _HEADER = struct.Struct("<BB")  # lengths of the version and of the secret
 _SECRET_BYTES = 32
+_WORDS = 1000  # characters of an error's text that the other ranks are told
 
 _lock = threading.RLock()
 _world: World | None = None
+_watch: Watch | None = None
 _generations = itertools.count(1)
 _last_environment: launch_context.WorldContext | None = None
 
@@ -90,7 +93,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         ValueError: ``comm`` or ``process_sets`` ask for more, or the environment is inconsistent.
         CollectiveTimeoutError: not all ranks came within the start time-out.
     """
-    global _world
+    global _watch, _world
     with _lock:
         # A world whose engine has failed is left for a new one. A forked child has no engine, and no right to a world.
         if _world is not None and (_world.engine is None or _world.engine.running):
@@ -103,6 +106,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _start_timeline(_world)
         if launch_context.current() is not None:
             launch_context.on_exit(_end_of_function)
+        elif _world.size > 1:
+            _watch = Watch(_end_of_script)
         log.get("core").debug("rank %d of %d joined", _world.rank, _world.size)
 
 
@@ -188,15 +193,38 @@ def _end_of_function(error: BaseException | None) -> None:
 
 
 def _end(error: BaseException | None) -> None:
-    global _world
+    global _watch, _world
     with _lock:
         world, _world = _world, None
+        watch, _watch = _watch, None
+        if watch is not None:
+            watch.stop()
         if world is None or world.engine is None:
             return
         launch_context.remove_exit_hook(_end_of_function)
         if error is not None:
-            world.engine.abort(f"rank {world.rank} raised {type(error).__name__}: {error}")
+            _abort(world, f"raised {type(error).__name__}: {error}")
         world.engine.shutdown()
+
+
+def _abort(world: World, words: str) -> None:
+    # The engine's own words must be short, and may not be what UTF-8 has no bytes for.
+    text = words if len(words) <= _WORDS else f"{words[:_WORDS]}..."
+    if world.engine is not None:
+        world.engine.abort(f"rank {world.rank} {text.encode(errors='replace').decode()}")
+
+
+def _end_of_script(words: str) -> None:
+    world = _world
+    if world is not None:
+        _abort(world, words)
+
+
+def _end_of_process() -> None:
+    world, words = _world, _watch.end_of_process() if _watch is not None else ""
+    if world is not None and words:
+        _abort(world, words)
+    shutdown()
 
 
 def _after_fork_in_child() -> None:
@@ -211,7 +239,7 @@ def _after_fork_in_child() -> None:
 
 _parents_engines: list[Engine] = []
 os.register_at_fork(after_in_child=_after_fork_in_child)
-atexit.register(shutdown)
+atexit.register(_end_of_process)
 
 
 def world() -> World:
