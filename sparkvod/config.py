@@ -52,7 +52,13 @@ KNOBS: dict[str, Knob] = {
             True,
             ("auto", "shm", "tcp"),
         ),
-        Knob("address", "", "address that this rank listens on and tells the others; empty: found by itself", True),
+        Knob(
+            "address",
+            "",
+            "address that this rank listens on and tells the others, or the interface (eth0) or network (10.0.0.0/8) "
+            "that it is taken from; empty: found by itself",
+            True,
+        ),
         Knob("port_range", "", "ports that may be listened on, as 'first-last'; empty: any free one", True),
         Knob(
             "host_id", "", "name of the host for the grouping of ranks; empty: found from kernel and namespaces", True

@@ -10,7 +10,7 @@ namespace sparkvod {
 struct Config {
   std::string log_level = "warning";
   std::string transport = "auto";        // auto | shm | tcp
-  std::string address;                   // where to listen; empty: all interfaces
+  std::string address;                   // address, interface or network to listen on; empty: all
   std::string port_range;                // "first-last"; empty: any free port
   std::string host_id;                   // identity of the host; empty: found from the kernel
   double start_timeout = 120;            // s

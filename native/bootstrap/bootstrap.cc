@@ -7,6 +7,7 @@
 #include "native/bootstrap/connector.h"
 #include "native/bootstrap/handshake.h"
 #include "native/transport/inproc/inproc.h"
+#include "native/transport/interfaces.h"
 #include "native/transport/shm/shm.h"
 #include "native/transport/socket.h"
 #include "native/transport/tcp/tcp_channel.h"
@@ -95,9 +96,10 @@ Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out,
   auto b = std::make_unique<Bootstrap>();
   b->config_ = config;
   b->own_ = Endpoint::OfThisProcess(config);
-  SPARKVOD_TRY(ListenTcp(config.address, config.port_range, &b->tcp_, &b->own_.port));
-  b->own_.addresses =
-      config.address.empty() ? LocalAddresses() : std::vector<std::string>{config.address};
+  std::string address;
+  SPARKVOD_TRY(OwnAddress(config.address, &address));
+  SPARKVOD_TRY(ListenTcp(address, config.port_range, &b->tcp_, &b->own_.port));
+  b->own_.addresses = address.empty() ? LocalAddresses() : std::vector<std::string>{address};
   b->own_.unix_name = "sparkvod." + Hex(RandomBytes(16));
   SPARKVOD_TRY(ListenUnix(b->own_.unix_name, &b->unix_));
   *endpoint = b->own_.Encode();

@@ -1,9 +1,6 @@
 #include "native/transport/socket.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -172,30 +169,6 @@ void TuneTcp(int fd) {
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
   ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
-}
-
-std::vector<std::string> LocalAddresses() {
-  std::vector<std::string> others, loopback;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return {"127.0.0.1"};
-  for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
-    if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0) continue;
-    char text[INET6_ADDRSTRLEN] = {};
-    if (i->ifa_addr->sa_family == AF_INET) {
-      ::inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(i->ifa_addr)->sin_addr, text,
-                  sizeof text);
-    } else if (i->ifa_addr->sa_family == AF_INET6) {
-      const auto& a = reinterpret_cast<sockaddr_in6*>(i->ifa_addr)->sin6_addr;
-      if (IN6_IS_ADDR_LINKLOCAL(&a)) continue;  // means nothing without a scope
-      ::inet_ntop(AF_INET6, &a, text, sizeof text);
-    } else {
-      continue;
-    }
-    ((i->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : others).push_back(text);
-  }
-  ::freeifaddrs(list);
-  others.insert(others.end(), loopback.begin(), loopback.end());
-  return others;
 }
 
 Result SendWithFds(int socket, const std::string& bytes, const std::vector<int>& fds) {

@@ -24,8 +24,6 @@ Result FinishConnect(int fd);
 Fd Accept(int listener);
 // No Nagle delay, large buffers, keep-alive.
 void TuneTcp(int fd);
-// Addresses of this host's interfaces that are up, loopback last.
-std::vector<std::string> LocalAddresses();
 
 // One datagram's worth of bytes with descriptors over a connected Unix socket; blocks until
 // `deadline_ms` have passed.
