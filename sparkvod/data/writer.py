@@ -215,7 +215,7 @@ class GroupWriter:
             self.files.append({"name": name, "size": 0, "groups": []})
             self._file = self._store.fs.open(posixpath.join(self._path, name), "wb")
             self._writer = pq.ParquetWriter(
-                self._file, pa.schema(fields), compression="snappy", use_dictionary=False, write_statistics=False
+                self._file, pa.schema(fields), compression="lz4", use_dictionary=False, write_statistics=False
             )
         columns, digest = [], hashlib.blake2b(digest_size=12)
         for field, column in zip(fields, self._columns, strict=True):

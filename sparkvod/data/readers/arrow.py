@@ -1,8 +1,9 @@
 """The Arrow reader: plain Parquet, by lanes, column by column without work per row.
 
-The rank's lanes share one buffer per column, the arena. It is divided into slots; a slot holds one window of one lane
-shuffled as it was decoded, while it is in the cache. A block of steps is made by one index array, computed from the
-lanes' cuts, and one ``take`` per column.
+The rank's lanes share one buffer, the arena: an array per vector column, and one for all scalar columns of a dtype. It
+is divided into slots; a slot holds one window of one lane shuffled as it was decoded, while it is in the cache. A block
+of steps is made by one index array, computed from the lanes' cuts, and one ``take`` per array. (Shuffling in that
+``take`` instead, with one copy less, was tried: it is slower, because a window's rows come from all over it.)
 
 Memory: two windows per lane (the one being read and the next), each of two row groups, or of more when all of them
 together are small; and the blocks that are on their way to the training loop. Row groups larger than those that we
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,21 +64,73 @@ class _Held(NamedTuple):
     base: int
 
 
-class _Arena:
-    """Slots of ``slot_rows`` rows in one array per column. Pages that were never written cost nothing."""
+class _Part(NamedTuple):
+    """Columns that share an array: scalars of one dtype, [columns, rows], or one column of vectors, [rows, *shape]."""
 
-    def __init__(self, columns: Sequence[Column], slot_rows: int, slots: int) -> None:
-        self._columns, self.slot_rows = columns, slot_rows
+    numbers: list[int]
+    names: list[str]
+    scalars: bool
+    dtype: str
+    shape: tuple[int, ...]
+
+    def empty(self, rows: int) -> np.ndarray:
+        """Returns a new array for so many rows."""
+        return np.empty((len(self.numbers), rows) if self.scalars else (rows, *self.shape), self.dtype)
+
+
+def _parts_of(columns: Sequence[Column]) -> list[_Part]:
+    """Returns how columns share arrays."""
+    scalars: dict[str, _Part] = {}
+    parts: list[_Part] = []
+    for number, column in enumerate(columns):
+        part = None if column.shape else scalars.get(column.dtype)
+        if part is None:
+            part = _Part([], [], not column.shape, column.dtype, column.shape)
+            parts.append(part)
+            if part.scalars:
+                scalars[column.dtype] = part
+        part.numbers.append(number)
+        part.names.append(column.name)
+    return parts
+
+
+class _Arena:
+    """Slots of ``slot_rows`` rows in the arrays of the parts. Pages that were never written cost nothing."""
+
+    def __init__(self, parts: Sequence[_Part], slot_rows: int, slots: int) -> None:
+        self._parts, self.slot_rows = parts, slot_rows
         self._free = list(range(slots))[::-1]
         self._slots = slots
-        self.arrays = {c.name: np.empty((slots * slot_rows, *c.shape), c.dtype) for c in columns}
+        self.arrays = [part.empty(slots * slot_rows) for part in parts]
+
+    def write(
+        self, begin: int, end: int, pieces: Sequence[Sequence[np.ndarray]], permutation: np.ndarray | None
+    ) -> None:
+        """Writes rows from the arrays of all columns of some pieces, shuffled, while they are in the cache."""
+        columns = pieces[0] if len(pieces) == 1 else [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
+        for part, array in zip(self._parts, self.arrays, strict=True):
+            targets = array[:, begin:end] if part.scalars else [array[begin:end]]
+            for number, target in zip(part.numbers, targets, strict=True):
+                if permutation is None:
+                    target[:] = columns[number]
+                else:
+                    columns[number].take(permutation, axis=0, out=target, mode="clip")
+
+    def gather(self, part: int, index: np.ndarray) -> np.ndarray:
+        """Returns a new array of a part's rows."""
+        of = self._parts[part]
+        made = of.empty(len(index))
+        # mode="clip" lets numpy write into out= directly; with "raise" it goes through a copy.
+        self.arrays[part].take(index, axis=int(of.scalars), out=made, mode="clip")
+        return made
 
     def take(self) -> int:
         """Returns a free slot; when there is none the arena is doubled (a step that spans more than two windows)."""
         if not self._free:
-            grown = _Arena(self._columns, self.slot_rows, 2 * self._slots)
-            for name, array in self.arrays.items():
-                grown.arrays[name][: len(array)] = array
+            grown = _Arena(self._parts, self.slot_rows, 2 * self._slots)
+            rows = self._slots * self.slot_rows
+            for part, old, new in zip(self._parts, self.arrays, grown.arrays, strict=True):
+                (new[:, :rows] if part.scalars else new[:rows])[:] = old
             self._free = list(range(self._slots, 2 * self._slots))[::-1]
             self._slots, self.arrays = grown._slots, grown.arrays
         return self._free.pop()
@@ -130,6 +183,9 @@ class ArrowReader(Reader):
     ) -> None:
         super().__init__(dataset, columns, batch_size, rank, num_proc, shuffle, seed)
         self._decoder = Decoder(dataset, self.columns)
+        self._shared = _parts_of(self.columns)
+        self._names = [column.name for column in self.columns]
+        self._shuffler = order.Shuffler()
         self._row_nbytes = row_nbytes(self.columns)
         self._spare: _Arena | None = None
         groups = int(np.count_nonzero(dataset.groups[:, 2]))
@@ -169,7 +225,7 @@ class ArrowReader(Reader):
         # An iterator takes the last one's arena, whose pages are there already, unless that is still in use.
         arena, self._spare = self._spare, None
         if arena is None or not arena.fits(slot_rows, 2 * len(mine)):
-            arena = _Arena(self.columns, slot_rows, 2 * len(mine))
+            arena = _Arena(self._shared, slot_rows, 2 * len(mine))
         try:
             yield from self._blocks(epoch, step, lane_rows, mine, arena)
         finally:
@@ -233,14 +289,8 @@ class ArrowReader(Reader):
         decoded = [self._decode(lane, group, part) for group, part in window.pieces.tolist()]
         permutation = None
         if self.shuffle:
-            permutation = order.generator(self.seed, epoch, 2, number, window.number).permutation(rows)
-        for array, parts in zip(arena.arrays.values(), zip(*decoded, strict=True), strict=True):
-            target = array[base : base + rows]
-            if permutation is None:
-                np.concatenate(parts, out=target)
-            else:
-                whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-                whole.take(permutation, axis=0, out=target, mode="clip")
+            permutation = self._shuffler.permutation(rows, self.seed, epoch, 2, number, window.number)
+        arena.write(base, base + rows, decoded, permutation)
         return _Held(window.start, window.end, slot, base)
 
     def _decode(self, lane: _Lane, group: int, part: int) -> list[np.ndarray]:
@@ -274,12 +324,19 @@ class ArrowReader(Reader):
         ends = np.cumsum(counts.sum(axis=1)).tolist()
         total = ends[-1]
         index = places[np.repeat(source - target, counts.ravel()) + np.arange(total)]
-        block: dict[str, Any] = {}
-        for name, array in arena.arrays.items():
-            block[name] = np.empty((total, *array.shape[1:]), array.dtype)
-            # mode="clip" lets numpy write into out= directly; with "raise" it goes through a copy.
-            array.take(index, axis=0, out=block[name], mode="clip")
+        block = [arena.gather(part, index) for part in range(len(self._shared))]
+        if len(block) == 1 and self._shared[0].scalars:
+            first = 0
+            for end, rows in zip(ends, global_rows.tolist(), strict=True):
+                # Iterating over an array makes the rows' views with the least that Python can do.
+                yield Batch(dict(zip(self._names, block[0][:, first:end], strict=True)), end - first, rows)
+                first = end
+            return
+        by_number: dict[int, np.ndarray] = {}
+        for part, array in zip(self._shared, block, strict=True):
+            by_number |= zip(part.numbers, array if part.scalars else [array], strict=True)
+        arrays = {name: by_number[number] for number, name in enumerate(self._names)}
         first = 0
         for end, rows in zip(ends, global_rows.tolist(), strict=True):
-            yield Batch({name: array[first:end] for name, array in block.items()}, end - first, rows)
+            yield Batch({name: array[first:end] for name, array in arrays.items()}, end - first, rows)
             first = end
