@@ -18,9 +18,20 @@
 
 namespace sparkvod {
 
-enum class Collective : uint8_t { kAllreduce = 0, kAllgather, kBroadcast, kBarrier };
-constexpr int kCollectiveCount = 4;
+enum class Collective : uint8_t {
+  kAllreduce = 0,
+  kAllgather,
+  kBroadcast,
+  kBarrier,
+  kReducescatter,
+  kAlltoall,
+};
+constexpr int kCollectiveCount = 6;
 const char* NameOf(Collective collective);
+// Whether it has a ReduceOp.
+constexpr bool Reduces(Collective collective) {
+  return collective == Collective::kAllreduce || collective == Collective::kReducescatter;
+}
 
 struct AllreduceCall {
   DType dtype = DType::kFloat32;
@@ -29,6 +40,24 @@ struct AllreduceCall {
   std::vector<Part> parts;
   // Of a single part that every rank has in engine memory and in place: where, by rank. Else empty.
   std::vector<int64_t> placement;
+};
+
+// Rank r gets elements begins[r] to begins[r+1] of what the ranks' inputs are reduced to.
+struct ReducescatterCall {
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1, postscale = 1;
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::vector<size_t> begins;      // n + 1
+  std::vector<int64_t> placement;  // as in AllreduceCall, of the inputs
+};
+
+// `out` is engine memory.
+struct AlltoallCall {
+  const void* in = nullptr;
+  char* out = nullptr;
+  std::vector<size_t> bytes;  // [q * n + r]: what rank q sends to rank r
 };
 
 // What carried a call, for stats().
@@ -43,10 +72,15 @@ class Backend {
   // `op` is of the collectives that reduce.
   virtual bool Supports(Collective collective, ReduceOp op, DType dtype) const = 0;
   virtual Result Allreduce(const AllreduceCall& call, Carrier* carrier) = 0;
-  // data: all blocks, the own one filled in; offsets: where each rank's block begins, and the end
-  // (bytes).
-  virtual Result Allgather(char* data, const std::vector<size_t>& offsets, Carrier* carrier) = 0;
-  virtual Result Broadcast(void* data, size_t bytes, int root, Carrier* carrier) = 0;
+  // own: this rank's block; out: engine memory for all blocks; offsets: where each rank's block
+  // begins in it, and the end (bytes).
+  virtual Result Allgather(const void* own, char* out, const std::vector<size_t>& offsets,
+                           Carrier* carrier) = 0;
+  // root_offset: where the root has the data in its arena, -1 when it is not in engine memory.
+  virtual Result Broadcast(void* data, size_t bytes, int root, int64_t root_offset,
+                           Carrier* carrier) = 0;
+  virtual Result Reducescatter(const ReducescatterCall& call, Carrier* carrier) = 0;
+  virtual Result Alltoall(const AlltoallCall& call, Carrier* carrier) = 0;
 };
 
 // Makes the backend of that name; an unknown name yields an error that lists the valid ones.

@@ -53,13 +53,24 @@ void Add(Request* request, std::vector<Part>* parts, uintptr_t input, uintptr_t 
   Entry entry;
   entry.dtype = DTypeFrom(dtype);
   entry.shape = shape.empty() ? Shape{count} : std::move(shape);
-  if (entry.count() != count && request->collective != Collective::kAllgather)
+  if (entry.count() != count)
     throw py::value_error("the shape of '" + request->name + "' has " +
                           std::to_string(entry.count()) + " elements, its count says " +
                           std::to_string(count));
   request->entries.push_back(std::move(entry));
   parts->push_back({reinterpret_cast<const void*>(input), reinterpret_cast<void*>(output),
                     static_cast<size_t>(count)});
+}
+
+// A tensor of at least one dimension; Admit refuses another.
+void AddRows(Request* request, std::vector<Part>* parts, uintptr_t input, uintptr_t output,
+             Shape shape, int dtype) {
+  Entry entry{DTypeFrom(dtype), std::move(shape)};
+  for (const int64_t d : entry.shape)
+    if (d < 0) throw py::value_error("a dimension of " + std::to_string(d) + " is negative");
+  parts->push_back({reinterpret_cast<const void*>(input), reinterpret_cast<void*>(output),
+                    static_cast<size_t>(entry.count())});
+  request->entries.push_back(std::move(entry));
 }
 
 int64_t Submit(Engine& engine, Request request, std::vector<Part> parts, bool wake) {
@@ -85,6 +96,47 @@ int64_t GroupedAllreduce(Engine& engine, std::string name, std::vector<PyEntry> 
   for (auto& [input, output, count, dtype, shape] : entries)
     Add(&request, &parts, input, output, count, dtype, std::move(shape));
   return Submit(engine, std::move(request), std::move(parts), wake);
+}
+
+int64_t GroupedAllgather(Engine& engine, std::string name,
+                         std::vector<std::tuple<uintptr_t, Shape, int>> entries, bool wake) {
+  Request request = Named(std::move(name), Collective::kAllgather);
+  std::vector<Part> parts;
+  for (auto& [input, shape, dtype] : entries)
+    AddRows(&request, &parts, input, 0, std::move(shape), dtype);
+  return Submit(engine, std::move(request), std::move(parts), wake);
+}
+
+int64_t GroupedReducescatter(Engine& engine, std::string name,
+                             std::vector<std::tuple<uintptr_t, uintptr_t, Shape, int>> entries,
+                             int op, double prescale, double postscale, bool wake) {
+  Request request = Named(std::move(name), Collective::kReducescatter);
+  request.op = OpFrom(op);
+  request.prescale = prescale;
+  request.postscale = postscale;
+  std::vector<Part> parts;
+  for (auto& [input, output, shape, dtype] : entries)
+    AddRows(&request, &parts, input, output, std::move(shape), dtype);
+  return Submit(engine, std::move(request), std::move(parts), wake);
+}
+
+int64_t Alltoall(Engine& engine, std::string name, uintptr_t input, Shape shape, int dtype,
+                 std::vector<int64_t> splits, bool wake) {
+  Request request = Named(std::move(name), Collective::kAlltoall);
+  request.splits = std::move(splits);
+  std::vector<Part> parts;
+  AddRows(&request, &parts, input, 0, std::move(shape), dtype);
+  return Submit(engine, std::move(request), std::move(parts), wake);
+}
+
+// What an allgather or an alltoall that has ended well has made, for each of its tensors.
+std::vector<Output> OutputsOf(Engine& engine, int64_t handle) {
+  std::shared_ptr<Operation> operation;
+  ThrowIfFailed(engine.Find(handle, &operation));
+  if (!operation->done.load() || operation->outputs.empty())
+    throw py::value_error("handle " + std::to_string(handle) +
+                          " is no allgather or alltoall that has ended well");
+  return operation->outputs;
 }
 
 py::dict StatsDict(Engine& engine) {
@@ -192,15 +244,19 @@ PYBIND11_MODULE(_native, m) {
           "allgather",
           [](Engine& self, std::string name, uintptr_t input, Shape shape, int dtype, bool wake) {
             Request request = Named(std::move(name), Collective::kAllgather);
-            if (shape.empty()) throw py::value_error("allgather needs at least one dimension");
-            int64_t count = 1;
-            for (const int64_t d : shape) count *= d;
             std::vector<Part> parts;
-            Add(&request, &parts, input, 0, count, dtype, std::move(shape));
+            AddRows(&request, &parts, input, 0, std::move(shape), dtype);
             return Submit(self, std::move(request), std::move(parts), wake);
           },
           py::arg("name"), py::arg("input"), py::arg("shape"), py::arg("dtype"),
           py::arg("wake") = true)
+      .def("grouped_allgather", &GroupedAllgather, py::arg("name"), py::arg("entries"),
+           py::arg("wake") = true)
+      .def("grouped_reducescatter", &GroupedReducescatter, py::arg("name"), py::arg("entries"),
+           py::arg("op"), py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
+           py::arg("wake") = true)
+      .def("alltoall", &Alltoall, py::arg("name"), py::arg("input"), py::arg("shape"),
+           py::arg("dtype"), py::arg("splits") = Shape{}, py::arg("wake") = true)
       .def(
           "broadcast",
           [](Engine& self, std::string name, uintptr_t input, uintptr_t output, int64_t count,
@@ -239,12 +295,17 @@ PYBIND11_MODULE(_native, m) {
       .def(
           "gathered",
           [](Engine& self, int64_t handle) {
-            std::shared_ptr<Operation> operation;
-            ThrowIfFailed(self.Find(handle, &operation));
-            if (!operation->done.load() || operation->gathered == nullptr)
-              throw py::value_error("handle " + std::to_string(handle) +
-                                    " is no allgather that has ended well");
-            return py::make_tuple(operation->gathered, operation->rows);
+            const Output output = OutputsOf(self, handle)[0];
+            return std::make_tuple(output.memory, output.rows);
+          },
+          py::arg("handle"))
+      .def(
+          "outputs",
+          [](Engine& self, int64_t handle) {
+            std::vector<std::tuple<std::shared_ptr<Memory>, std::vector<int64_t>>> outputs;
+            for (const Output& output : OutputsOf(self, handle))
+              outputs.emplace_back(output.memory, output.rows);
+            return outputs;
           },
           py::arg("handle"))
       .def("stats", &StatsDict)

@@ -1,6 +1,7 @@
 #include "native/collectives/ring.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace sparkvod {
 namespace {
@@ -8,6 +9,44 @@ namespace {
 // What is summed, or passed on, at a time: small enough to stay in the caches, large enough to be
 // worth a call.
 constexpr size_t kPieceBytes = 128 << 10;
+
+// Sends `out` to the next rank; combines what comes from the one before with `addend`, piece by
+// piece as it comes, into `sum`, which may be the addend.
+Result ReduceStep(Communicator& comm, int next, const char* out, size_t out_bytes, int before,
+                  const char* addend, char* sum, size_t in_bytes, DType dtype, const Finish& finish,
+                  std::vector<char>* piece) {
+  size_t held = 0;  // bytes received into `piece`
+  return comm.Progress(kForMessage, before, [&](Communicator::Step* step) -> Result {
+    *step = Communicator::Step::kStuck;
+    if (out_bytes > 0) {
+      size_t sent = 0;
+      if (Result r = comm.channel(next).TrySend(out, out_bytes, &sent); !r.ok())
+        return comm.Blame(next, r);
+      out += sent;
+      out_bytes -= sent;
+      if (sent > 0) *step = Communicator::Step::kMoved;
+    }
+    if (in_bytes > 0) {
+      const size_t want = std::min(kPieceBytes, in_bytes) - held;
+      size_t got = 0;
+      if (Result r = comm.channel(before).TryRecv(piece->data() + held, want, &got); !r.ok())
+        return comm.Blame(before, r);
+      held += got;
+      if (got > 0) *step = Communicator::Step::kMoved;
+      if (got == want) {
+        const void* srcs[2] = {piece->data(), addend};
+        void* dst = sum;
+        BestKernels().sum_to(dtype, &dst, 1, srcs, 2, held / SizeOf(dtype), finish);
+        sum += held;
+        addend += held;
+        in_bytes -= held;
+        held = 0;
+      }
+    }
+    if (out_bytes == 0 && in_bytes == 0) *step = Communicator::Step::kDone;
+    return {};
+  });
+}
 
 }  // namespace
 
@@ -33,41 +72,11 @@ Result RingAllreduce(Communicator& comm, const Ring& ring, DType dtype, void* da
   for (int s = 0; s < n - 1; ++s) {
     const Phase told(comm.timeline(), "ring reduce-scatter step");
     const int give = (me - s + n) % n, take = (me - s - 1 + n) % n;
-    const char* out = base + block(give) * size;
-    size_t out_bytes = (block(give + 1) - block(give)) * size;
-    char* sum = base + block(take) * size;
-    size_t in_bytes = (block(take + 1) - block(take)) * size;
-    size_t held = 0;  // bytes received into `piece`
-    SPARKVOD_TRY(comm.Progress(kForMessage, before, [&](Communicator::Step* step) -> Result {
-      *step = Communicator::Step::kStuck;
-      if (out_bytes > 0) {
-        size_t sent = 0;
-        if (Result r = comm.channel(next).TrySend(out, out_bytes, &sent); !r.ok())
-          return comm.Blame(next, r);
-        out += sent;
-        out_bytes -= sent;
-        if (sent > 0) *step = Communicator::Step::kMoved;
-      }
-      if (in_bytes > 0) {
-        const size_t want = std::min(kPieceBytes, in_bytes) - held;
-        size_t got = 0;
-        if (Result r = comm.channel(before).TryRecv(piece.data() + held, want, &got); !r.ok())
-          return comm.Blame(before, r);
-        held += got;
-        if (got > 0) *step = Communicator::Step::kMoved;
-        if (got == want) {
-          const void* srcs[2] = {piece.data(), sum};
-          void* dst = sum;
-          const Finish how = s == n - 2 ? finish : finish.Partial();
-          BestKernels().sum_to(dtype, &dst, 1, srcs, 2, held / size, how);
-          sum += held;
-          in_bytes -= held;
-          held = 0;
-        }
-      }
-      if (out_bytes == 0 && in_bytes == 0) *step = Communicator::Step::kDone;
-      return {};
-    }));
+    char* const sum = base + block(take) * size;
+    SPARKVOD_TRY(ReduceStep(comm, next, base + block(give) * size,
+                            (block(give + 1) - block(give)) * size, before, sum, sum,
+                            (block(take + 1) - block(take)) * size, dtype,
+                            s == n - 2 ? finish : finish.Partial(), &piece));
   }
   for (int s = 0; s < n - 1; ++s) {
     const Phase told(comm.timeline(), "ring allgather step");
@@ -90,6 +99,50 @@ Result RingAllgather(Communicator& comm, char* data, const std::vector<size_t>& 
     const Phase told(comm.timeline(), "ring allgather step");
     const int give = (me - s + n) % n, take = (me - s - 1 + n) % n;
     SPARKVOD_TRY(comm.SendRecv(next, at(give), bytes(give), before, at(take), bytes(take)));
+  }
+  return {};
+}
+
+// Step s passes block me-s-1 on, as it was received and added to in the step before, and adds block
+// me-s-2 of the own input to what comes; in the last step that is the own block.
+Result RingReducescatter(Communicator& comm, DType dtype, const void* in, void* out,
+                         const std::vector<size_t>& begins, Finish finish) {
+  const int n = comm.size(), me = comm.rank();
+  const int next = (me + 1) % n, before = (me + n - 1) % n;
+  const size_t size = SizeOf(dtype);
+  const auto at = [&](int b) {
+    return static_cast<const char*>(in) + begins[static_cast<size_t>(b)] * size;
+  };
+  const auto bytes = [&](int b) {
+    return (begins[static_cast<size_t>(b) + 1] - begins[static_cast<size_t>(b)]) * size;
+  };
+  std::vector<char> piece(kPieceBytes), passed, made;
+  for (int s = 0; s < n - 1; ++s) {
+    const int give = (me - s - 1 + n) % n, take = (me - s - 2 + 2 * n) % n;
+    const bool last = s == n - 2;
+    if (!last) made.resize(bytes(take));
+    SPARKVOD_TRY(ReduceStep(comm, next, s == 0 ? at(give) : passed.data(), bytes(give), before,
+                            at(take), last ? static_cast<char*>(out) : made.data(), bytes(take),
+                            dtype, last ? finish : finish.Partial(), &piece));
+    passed.swap(made);
+  }
+  return {};
+}
+
+Result PairwiseAlltoall(Communicator& comm, const void* in, char* out,
+                        const std::vector<size_t>& bytes) {
+  const auto n = static_cast<size_t>(comm.size()), me = static_cast<size_t>(comm.rank());
+  std::vector<size_t> from(n + 1), to(n + 1);
+  for (size_t r = 0; r < n; ++r) {
+    from[r + 1] = from[r] + bytes[me * n + r];
+    to[r + 1] = to[r] + bytes[r * n + me];
+  }
+  const char* const base = static_cast<const char*>(in);
+  if (bytes[me * n + me] > 0) std::memcpy(out + to[me], base + from[me], bytes[me * n + me]);
+  for (size_t s = 1; s < n; ++s) {
+    const size_t give = (me + s) % n, take = (me + n - s) % n;
+    SPARKVOD_TRY(comm.SendRecv(static_cast<int>(give), base + from[give], bytes[me * n + give],
+                               static_cast<int>(take), out + to[take], bytes[take * n + me]));
   }
   return {};
 }

@@ -29,6 +29,16 @@ Result RingAllreduce(Communicator& comm, const Ring& ring, DType dtype, void* da
 // ends on every rank.
 Result RingAllgather(Communicator& comm, char* data, const std::vector<size_t>& offsets);
 
+// Ring reduce-scatter: rank r gets elements begins[r] to begins[r+1] of the result. Cost
+// (n-1)(α + N/n·(β + γ)).
+Result RingReducescatter(Communicator& comm, DType dtype, const void* in, void* out,
+                         const std::vector<size_t>& begins, Finish finish);
+
+// Pairwise alltoall: in step s with the ranks s before and s behind, so that nobody is asked by two
+// at a time. bytes[q * n + r]: what rank q sends to rank r. Cost (n-1)α + Nβ.
+Result PairwiseAlltoall(Communicator& comm, const void* in, char* out,
+                        const std::vector<size_t>& bytes);
+
 // Pipelined chain from root upwards (modulo n): cost (n-2+pieces)·(α + piece·β).
 Result ChainBroadcast(Communicator& comm, void* data, size_t bytes, int root);
 

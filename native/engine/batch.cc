@@ -9,16 +9,6 @@ constexpr size_t kLargeBytes = 1 << 20;
 // An in-place tensor below this is better off sharing a call.
 constexpr size_t kSmallInPlaceBytes = 64 << 10;
 
-// Where entry e lies in each rank's arena; empty unless every rank has it in engine memory.
-std::vector<int64_t> Placement(const std::vector<Request>& by_rank, size_t e) {
-  std::vector<int64_t> places;
-  for (const Request& r : by_rank) {
-    if (r.entries[e].placement < 0) return {};
-    places.push_back(r.entries[e].placement);
-  }
-  return places;
-}
-
 bool Joins(const Batch& batch, DType dtype, const Request& request, size_t bytes,
            size_t threshold) {
   return !batch.pieces.empty() && batch.call.placement.empty() && batch.call.dtype == dtype &&
@@ -27,6 +17,15 @@ bool Joins(const Batch& batch, DType dtype, const Request& request, size_t bytes
 }
 
 }  // namespace
+
+std::vector<int64_t> PlacementOf(const std::vector<Request>& by_rank, size_t e) {
+  std::vector<int64_t> places;
+  for (const Request& r : by_rank) {
+    if (r.entries[e].placement < 0) return {};
+    places.push_back(r.entries[e].placement);
+  }
+  return places;
+}
 
 std::vector<Batch> PlanBatches(const std::vector<Agreed>& agreed, size_t threshold) {
   std::vector<Batch> batches;
@@ -45,7 +44,7 @@ std::vector<Batch> PlanBatches(const std::vector<Agreed>& agreed, size_t thresho
       const Entry& entry = request.entries[e];
       const size_t bytes = static_cast<size_t>(entry.count()) * SizeOf(entry.dtype);
       std::vector<int64_t> placement;
-      if (bytes >= kSmallInPlaceBytes) placement = Placement(by_rank, e);
+      if (bytes >= kSmallInPlaceBytes) placement = PlacementOf(by_rank, e);
       const bool alone = !placement.empty() || bytes >= kLargeBytes;
       const auto joined = std::find_if(open.begin(), open.end(), [&](size_t b) {
         return Joins(batches[b], entry.dtype, request, bytes, threshold);

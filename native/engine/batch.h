@@ -19,6 +19,9 @@ struct Batch {
   size_t bytes = 0;
 };
 
+// Where entry e lies in each rank's arena; empty unless every rank has it in engine memory.
+std::vector<int64_t> PlacementOf(const std::vector<Request>& by_rank, size_t e);
+
 // Small tensors of one dtype, operation and scaling meet in one call of at most `threshold` bytes;
 // tensors of 1 MiB and more, and those that lie in engine memory on every rank, go alone, since
 // putting them together would cost copies. The plan depends on nothing but what all ranks know, so

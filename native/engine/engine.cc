@@ -3,10 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <csignal>
 #include <cstdio>
 
+#include "native/engine/admission.h"
 #include "native/engine/told.h"
 
 namespace sparkvod {
@@ -20,21 +20,6 @@ constexpr double kShutdownSeconds = 5;
 // sleeps until it is rung.
 constexpr int kPatrolMs = 1;
 constexpr int64_t kPatrolForNs = 20000000;
-
-Result CheckSupported(const Backend& backend, const Request& request, DType dtype) {
-  if (backend.Supports(request.collective, request.op, dtype)) return {};
-  std::string what = NameOf(request.collective);
-  if (request.collective == Collective::kAllreduce)
-    what += std::string(" (") + NameOf(request.op) + ")";
-  std::string known;
-  for (int code = 0; code < kDTypeCount; ++code)
-    if (backend.Supports(request.collective, request.op, static_cast<DType>(code)))
-      known += (known.empty() ? "" : ", ") + std::string(NameOf(static_cast<DType>(code)));
-  return Result::Fail(Code::kInvalid, what + " of '" + request.name + "' was asked for dtype " +
-                                          NameOf(dtype) +
-                                          (known.empty() ? "; the backend has no such operation"
-                                                         : "; it can be done for " + known));
-}
 
 }  // namespace
 
@@ -106,35 +91,21 @@ Result Engine::Allocate(size_t bytes, std::shared_ptr<Memory>* out) {
 }
 
 Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64_t* handle) {
-  if (request.collective != Collective::kBarrier &&
-      (request.entries.empty() || request.entries.size() != parts.size()))
-    return Result::Fail(Code::kInvalid,
-                        "'" + request.name + "' has " + std::to_string(request.entries.size()) +
-                            " tensors; at least one, with its memory, was expected");
-  if (request.name.size() > kNameLimit)
-    return Result::Fail(Code::kInvalid, "a name of " + std::to_string(request.name.size()) +
-                                            " bytes was found, at most " +
-                                            std::to_string(kNameLimit) + " were expected");
-  if (std::isnan(request.prescale) || std::isnan(request.postscale))
-    return Result::Fail(Code::kInvalid,
-                        "'" + request.name + "' is scaled by NaN; a number was expected");
-  for (const Entry& e : request.entries) {
-    if (executor_ != nullptr) SPARKVOD_TRY(CheckSupported(executor_->backend(), request, e.dtype));
-    if (request.collective == Collective::kAllgather && e.shape.empty())
-      return Result::Fail(Code::kInvalid,
-                          "allgather of '" + request.name + "' needs at least one dimension");
+  if (!connected_.load()) {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (state_ == State::kStopped) return cause_;
+    return Result::Fail(Code::kInvalid, "a collective needs an engine that has connected");
   }
-  if (request.collective == Collective::kBroadcast &&
-      (request.root < 0 || request.root >= topology_.size))
-    return Result::Fail(Code::kInvalid, "broadcast of '" + request.name + "' has root " +
-                                            std::to_string(request.root) + "; a rank from 0 to " +
-                                            std::to_string(topology_.size - 1) + " was expected");
+  SPARKVOD_TRY(Admit(executor_->backend(), topology_.size, parts, &request));
   for (size_t i = 0; i < request.entries.size(); ++i) {
     Entry& e = request.entries[i];
     const size_t bytes = static_cast<size_t>(e.count()) * SizeOf(e.dtype);
-    if (request.collective == Collective::kAllreduce && world_ != nullptr &&
-        parts[i].in == parts[i].out)
-      e.placement = world_->arena->heap()->OffsetOf(parts[i].out, bytes);
+    // What peers may read, or write, where it lies.
+    const bool read =
+        request.collective == Collective::kReducescatter ||
+        (request.collective == Collective::kBroadcast && request.root == topology_.rank);
+    if (read || (request.collective == Collective::kAllreduce && parts[i].in == parts[i].out))
+      e.placement = world_->arena->heap()->OffsetOf(parts[i].in, bytes);
   }
   auto operation = std::make_shared<Operation>();
   operation->request = std::move(request);
@@ -143,8 +114,6 @@ Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64
 
   std::lock_guard<std::mutex> lock(mu_);
   if (state_ == State::kStopped) return cause_;
-  if (state_ != State::kRunning)
-    return Result::Fail(Code::kInvalid, "a collective needs an engine that has connected");
   if (!in_flight_.insert(operation->request.name).second)
     return Result::Fail(
         Code::kInvalid,

@@ -47,17 +47,17 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
       break;
     }
     case Collective::kAllgather:
-      SPARKVOD_TRY(Allgather(first, &carrier));
-      bytes = first.operation->gathered->bytes();
+      SPARKVOD_TRY(Allgather(first, &carrier, &bytes));
       break;
-    case Collective::kBroadcast: {
-      const Part& part = first.operation->parts[0];
-      bytes = part.count * SizeOf(request.entries[0].dtype);
-      if (request.root == comm_->rank() && part.in != part.out)
-        std::memcpy(part.out, part.in, bytes);
-      SPARKVOD_TRY(backend_->Broadcast(part.out, bytes, request.root, &carrier));
+    case Collective::kBroadcast:
+      SPARKVOD_TRY(Broadcast(first, &carrier, &bytes));
       break;
-    }
+    case Collective::kReducescatter:
+      SPARKVOD_TRY(Reducescatter(first, &carrier, &bytes));
+      break;
+    case Collective::kAlltoall:
+      SPARKVOD_TRY(Alltoall(first, &carrier, &bytes));
+      break;
     case Collective::kBarrier:
       break;  // the agreement was the barrier
   }
@@ -79,24 +79,86 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
   return {};
 }
 
-Result Executor::Allgather(const Agreed& agreed, Carrier* carrier) {
-  Operation& operation = *agreed.operation;
-  const Entry& own = operation.request.entries[0];
-  size_t row_bytes = SizeOf(own.dtype);
-  for (size_t d = 1; d < own.shape.size(); ++d) row_bytes *= static_cast<size_t>(own.shape[d]);
-  std::vector<size_t> offsets{0};
-  for (const Request& r : *agreed.by_rank) {
-    const int64_t rows = r.entries[0].shape[0];
-    operation.rows.push_back(rows);
-    offsets.push_back(offsets.back() + static_cast<size_t>(rows) * row_bytes);
-  }
+Result Executor::MakeOutput(Operation* operation, std::vector<int64_t> rows, size_t row_bytes,
+                            std::vector<size_t>* offsets) {
+  offsets->assign(1, 0);
+  for (const int64_t r : rows)
+    offsets->push_back(offsets->back() + static_cast<size_t>(r) * row_bytes);
   char* data = nullptr;
-  SPARKVOD_TRY(world_->arena->heap()->Allocate(offsets.back(), &data));
-  operation.gathered = std::make_shared<Memory>(world_->arena->heap(), data, offsets.back());
-  const auto me = static_cast<size_t>(comm_->rank());
-  const size_t own_bytes = offsets[me + 1] - offsets[me];
-  if (own_bytes > 0) std::memcpy(data + offsets[me], operation.parts[0].in, own_bytes);
-  return backend_->Allgather(data, offsets, carrier);
+  const std::shared_ptr<Heap>& heap = world_->arena->heap();
+  SPARKVOD_TRY(heap->Allocate(offsets->back(), &data, false));
+  operation->outputs.push_back(
+      {std::make_shared<Memory>(heap, data, offsets->back()), std::move(rows)});
+  return {};
+}
+
+Result Executor::Allgather(const Agreed& agreed, Carrier* carrier, size_t* bytes) {
+  Operation& operation = *agreed.operation;
+  for (size_t e = 0; e < operation.parts.size(); ++e) {
+    std::vector<int64_t> rows;
+    for (const Request& r : *agreed.by_rank) rows.push_back(r.entries[e].shape[0]);
+    std::vector<size_t> offsets;
+    SPARKVOD_TRY(MakeOutput(&operation, std::move(rows), operation.request.entries[e].row_bytes(),
+                            &offsets));
+    if (offsets.back() > 0)
+      SPARKVOD_TRY(backend_->Allgather(operation.parts[e].in, operation.outputs[e].memory->data(),
+                                       offsets, carrier));
+    *bytes += offsets.back();
+  }
+  return {};
+}
+
+Result Executor::Broadcast(const Agreed& agreed, Carrier* carrier, size_t* bytes) {
+  const Part& part = agreed.operation->parts[0];
+  const Request& request = agreed.operation->request;
+  *bytes = part.count * SizeOf(request.entries[0].dtype);
+  if (request.root == comm_->rank() && part.in != part.out && *bytes > 0)
+    std::memcpy(part.out, part.in, *bytes);
+  const auto root = static_cast<size_t>(request.root);
+  return backend_->Broadcast(part.out, *bytes, request.root,
+                             (*agreed.by_rank)[root].entries[0].placement, carrier);
+}
+
+Result Executor::Reducescatter(const Agreed& agreed, Carrier* carrier, size_t* bytes) {
+  const Request& request = agreed.operation->request;
+  for (size_t e = 0; e < request.entries.size(); ++e) {
+    const Entry& entry = request.entries[e];
+    const size_t row = entry.row_bytes() / SizeOf(entry.dtype);
+    ReducescatterCall call{entry.dtype,
+                           request.op,
+                           request.prescale,
+                           request.postscale,
+                           agreed.operation->parts[e].in,
+                           agreed.operation->parts[e].out,
+                           {},
+                           PlacementOf(*agreed.by_rank, e)};
+    for (int r = 0; r <= comm_->size(); ++r)
+      call.begins.push_back(row * static_cast<size_t>(FirstRow(entry.shape[0], r, comm_->size())));
+    SPARKVOD_TRY(backend_->Reducescatter(call, carrier));
+    *bytes += call.begins.back() * SizeOf(entry.dtype);
+  }
+  return {};
+}
+
+Result Executor::Alltoall(const Agreed& agreed, Carrier* carrier, size_t* bytes) {
+  Operation& operation = *agreed.operation;
+  const size_t row_bytes = operation.request.entries[0].row_bytes();
+  AlltoallCall call;
+  call.in = operation.parts[0].in;
+  std::vector<int64_t> received;
+  size_t moved = 0;
+  for (const Request& r : *agreed.by_rank) {
+    received.push_back(r.splits[static_cast<size_t>(comm_->rank())]);
+    for (const int64_t rows : r.splits) {
+      call.bytes.push_back(static_cast<size_t>(rows) * row_bytes);
+      moved += call.bytes.back();
+    }
+  }
+  std::vector<size_t> offsets;
+  SPARKVOD_TRY(MakeOutput(&operation, std::move(received), row_bytes, &offsets));
+  call.out = operation.outputs[0].memory->data();
+  *bytes = offsets.back();
+  return moved == 0 ? Result::Ok() : backend_->Alltoall(call, carrier);
 }
 
 std::map<std::string, Stats::Carried> Executor::Counts() const {

@@ -28,7 +28,14 @@ class Executor {
 
  private:
   Result ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agreed);
-  Result Allgather(const Agreed& agreed, Carrier* carrier);
+  // These count into `bytes` what they move.
+  Result Allgather(const Agreed& agreed, Carrier* carrier, size_t* bytes);
+  Result Broadcast(const Agreed& agreed, Carrier* carrier, size_t* bytes);
+  Result Reducescatter(const Agreed& agreed, Carrier* carrier, size_t* bytes);
+  Result Alltoall(const Agreed& agreed, Carrier* carrier, size_t* bytes);
+  // Engine memory for the rows of all ranks; `offsets` (bytes) become where each rank's begin.
+  Result MakeOutput(Operation* operation, std::vector<int64_t> rows, size_t row_bytes,
+                    std::vector<size_t>* offsets);
 
   World* world_;
   Communicator* comm_;

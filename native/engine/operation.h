@@ -28,6 +28,12 @@ class Memory {
   size_t bytes_;
 };
 
+// What an operation has made in engine memory.
+struct Output {
+  std::shared_ptr<Memory> memory;
+  std::vector<int64_t> rows;  // in the order of the ranks: how many of each lie there
+};
+
 struct Operation {
   Request request;
   std::vector<Part> parts;  // one for each entry of the request
@@ -39,8 +45,7 @@ struct Operation {
 
   // Written by the driver before `done`, read after it.
   Result result;
-  std::shared_ptr<Memory> gathered;  // allgather's output
-  std::vector<int64_t> rows;         // first dimension of each rank's part
+  std::vector<Output> outputs;  // of allgather, one for each entry, and alltoall
   std::atomic<bool> done{false};
 };
 

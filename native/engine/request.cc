@@ -6,7 +6,7 @@
 namespace sparkvod {
 namespace {
 
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 constexpr size_t kRankLimit = 64;  // dimensions
 constexpr int64_t kCountLimit = int64_t{1} << 48;
 
@@ -16,8 +16,13 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// Entries that must agree are compared without their placement, and allgather's without the first
-// dimension.
+// Whether ranks may have different numbers of rows.
+bool HasOwnRows(Collective collective) {
+  return collective == Collective::kAllgather || collective == Collective::kAlltoall;
+}
+
+// Entries that must agree are compared without their placement, and without the first dimension
+// where each rank has its own.
 bool Fits(const Request& a, const Request& b) {
   if (a.collective != b.collective || a.op != b.op || a.root != b.root ||
       a.prescale != b.prescale || a.postscale != b.postscale ||
@@ -26,7 +31,7 @@ bool Fits(const Request& a, const Request& b) {
   for (size_t i = 0; i < a.entries.size(); ++i) {
     const Entry &x = a.entries[i], &y = b.entries[i];
     if (x.dtype != y.dtype) return false;
-    if (a.collective != Collective::kAllgather) {
+    if (!HasOwnRows(a.collective)) {
       if (x.shape != y.shape) return false;
     } else if (x.shape.size() != y.shape.size() ||
                !std::equal(x.shape.begin() + 1, x.shape.end(), y.shape.begin() + 1)) {
@@ -46,7 +51,7 @@ int64_t Request::bytes() const {
 
 std::string Request::Describe() const {
   std::string text = NameOf(collective);
-  if (collective == Collective::kAllreduce) text += std::string(" (") + NameOf(op) + ")";
+  if (Reduces(collective)) text += std::string(" (") + NameOf(op) + ")";
   if (collective == Collective::kBroadcast) text += " (root " + std::to_string(root) + ")";
   constexpr size_t kShown = 4;
   for (size_t i = 0; i < entries.size() && i < kShown; ++i)
@@ -77,7 +82,32 @@ void Encode(const Request& request, Writer* out) {
     out->Put(static_cast<uint32_t>(e.shape.size()));
     for (const int64_t d : e.shape) out->Put(d);
   }
+  out->Put(static_cast<uint32_t>(request.splits.size()));
+  for (const int64_t rows : request.splits) out->Put(rows);
 }
+
+namespace {
+
+// What the collective takes for granted of a request, wherever it comes from.
+bool IsComplete(const Request& request) {
+  if (request.collective == Collective::kBarrier) return true;
+  if (request.entries.empty()) return false;
+  const bool one =
+      request.collective == Collective::kBroadcast || request.collective == Collective::kAlltoall;
+  if (one && request.entries.size() != 1) return false;
+  const bool by_rows =
+      request.collective != Collective::kAllreduce && request.collective != Collective::kBroadcast;
+  for (const Entry& e : request.entries)
+    if (by_rows && e.shape.empty()) return false;
+  int64_t left = request.collective == Collective::kAlltoall ? request.entries[0].shape[0] : 0;
+  for (const int64_t rows : request.splits) {
+    if (rows < 0 || rows > left) return false;
+    left -= rows;
+  }
+  return true;
+}
+
+}  // namespace
 
 Result Decode(Reader* in, Request* out) {
   const Result damaged = Result::Fail(Code::kPeerLost, "a damaged request");
@@ -106,12 +136,16 @@ Result Decode(Reader* in, Request* out) {
       e.shape.push_back(d);
     }
   }
-  return in->ok() ? Result::Ok() : damaged;
+  out->splits.resize(in->GetCount(sizeof(int64_t)));
+  for (int64_t& rows : out->splits) rows = in->Get<int64_t>();
+  return in->ok() && IsComplete(*out) ? Result::Ok() : damaged;
 }
 
 Result CheckAgreement(const std::vector<Request>& by_rank) {
   bool equal = true;
-  for (const Request& r : by_rank) equal = equal && Fits(by_rank[0], r);
+  for (const Request& r : by_rank)
+    equal = equal && Fits(by_rank[0], r) &&
+            (r.collective != Collective::kAlltoall || r.splits.size() == by_rank.size());
   if (equal) return {};
   std::map<std::string, std::string> ranks_of;  // description -> ranks
   std::vector<std::string> order;

@@ -24,6 +24,12 @@ struct Entry {
     for (const int64_t d : shape) n *= d;
     return n;
   }
+  // Bytes of one row: of an element of dimension 0.
+  size_t row_bytes() const {
+    size_t n = SizeOf(dtype);
+    for (size_t d = 1; d < shape.size(); ++d) n *= static_cast<size_t>(shape[d]);
+    return n;
+  }
   bool operator==(const Entry& o) const {
     return dtype == o.dtype && placement == o.placement && shape == o.shape;
   }
@@ -39,15 +45,23 @@ struct Request {
   int32_t root = 0;
   double prescale = 1, postscale = 1;
   std::vector<Entry> entries;
+  std::vector<int64_t> splits;  // alltoall: rows for each rank
 
   bool operator==(const Request& o) const {
     return collective == o.collective && op == o.op && root == o.root && prescale == o.prescale &&
-           postscale == o.postscale && name == o.name && entries == o.entries;
+           postscale == o.postscale && name == o.name && entries == o.entries && splits == o.splits;
   }
   int64_t bytes() const;
   // "allreduce (sum) of float32 [8,4]", for messages.
   std::string Describe() const;
 };
+
+// First row of rank r's share when `rows` are scattered over n ranks: the first rows % n get one
+// more.
+constexpr int64_t FirstRow(int64_t rows, int r, int n) {
+  const int64_t more = rows % n;
+  return rows / n * r + (r < more ? r : more);
+}
 
 void Encode(const Request& request, Writer* out);
 // Of a list that a peer sent: everything is checked before it is used.

@@ -38,6 +38,9 @@ class Adapter(Protocol):
     def empty_like(self, tensor: Any) -> Any:
         """Returns a host tensor of the same shape and dtype, not initialised."""
 
+    def empty_rows(self, tensor: Any, rows: int) -> Any:
+        """Returns a host tensor of ``rows`` rows of the tensor's, not initialised."""
+
     def copy_into(self, target: Any, source: Any) -> None:
         """Copies ``source`` into ``target``, which may lie on any device and need not be contiguous."""
 
@@ -137,6 +140,77 @@ def allgather(adapter: Adapter, tensor: Any, name: str, *, wake: bool = True) ->
     source = adapter.host(tensor)
     address, _, dtype, shape = adapter.describe(source)
     handle = engine.allgather(name, address, shape if len(shape) else [1], dtype, wake)
+
+    def finish(pending: Pending) -> tuple[Any, list[int]]:
+        memory, rows = engine.gathered(pending.handle)
+        return adapter.place_like(adapter.from_memory(memory, source, sum(rows)), tensor), rows
+
+    return Pending(engine, handle, finish, (tensor, source))
+
+
+def grouped_allgather(adapter: Adapter, tensors: Sequence[Any], name: str, *, wake: bool = True) -> Pending:
+    """Gathers several tensors as one unit; the result is the list of what :func:`allgather` would give."""
+    engine = basics.engine()
+    sources = [adapter.host(tensor) for tensor in tensors]
+    entries = []
+    for source in sources:
+        address, _, dtype, shape = adapter.describe(source)
+        entries.append((address, shape if len(shape) else [1], dtype))
+    handle = engine.grouped_allgather(name, entries, wake)
+
+    def finish(pending: Pending) -> list[tuple[Any, list[int]]]:
+        return [
+            (adapter.place_like(adapter.from_memory(memory, source, sum(rows)), tensor), rows)
+            for (memory, rows), source, tensor in zip(engine.outputs(pending.handle), sources, tensors, strict=True)
+        ]
+
+    return Pending(engine, handle, finish, (tensors, sources))
+
+
+def reducescatter(
+    adapter: Adapter,
+    tensors: Sequence[Any],
+    name: str,
+    op: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    *,
+    wake: bool = True,
+) -> Pending:
+    """Reduces several tensors as one unit and leaves each rank its rows; the result is the list of these.
+
+    Of ``n`` rows each rank gets ``n // size`` and the first ``n % size`` ranks one more.
+    """
+    engine = basics.engine()
+    rank, size = basics.rank(), basics.size()
+    arranged = []
+    entries = []
+    for tensor in tensors:
+        source = adapter.host(tensor)
+        address, _, dtype, shape = adapter.describe(source)
+        rows = shape[0] // size + (rank < shape[0] % size) if len(shape) else 0
+        output = adapter.empty_rows(source, rows)
+        entries.append((address, adapter.describe(output)[0], shape, dtype))
+        arranged.append((tensor, source, output))
+    handle = engine.grouped_reducescatter(name, entries, op, prescale, postscale, wake)
+    return Pending(
+        engine, handle, lambda _: [adapter.place_like(output, tensor) for tensor, _, output in arranged], arranged
+    )
+
+
+def alltoall(
+    adapter: Adapter, tensor: Any, name: str, splits: Sequence[int] | None = None, *, wake: bool = True
+) -> Pending:
+    """Sends rows to every rank; the result is (tensor of what came, in the order of the ranks, rows of each rank).
+
+    ``splits`` says how many rows go to each rank; None: equally many.
+    """
+    engine = basics.engine()
+    source = adapter.host(tensor)
+    address, _, dtype, shape = adapter.describe(source)
+    if splits is not None and len(splits) == 0:
+        raise ValueError(f"no splits were found, one for each of {basics.size()} ranks was expected")
+    handle = engine.alltoall(name, address, shape, dtype, splits or (), wake)
 
     def finish(pending: Pending) -> tuple[Any, list[int]]:
         memory, rows = engine.gathered(pending.handle)

@@ -11,6 +11,7 @@ Average, Sum, Adasum, Min, Max, Product = range(6)
 
 OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 _REDUCE = (Average, Sum, Min, Max, Product)
+_SCATTER = (Average, Sum, Min, Max, Product)
 _GRADIENTS = (Average, Sum)
 
 #: Names of the element types; a type's place is its code in the engine.
@@ -47,7 +48,7 @@ def reduce_op(op: int | None, average: bool | None = None, supported: Sequence[i
             raise ValueError(
                 f"op={op!r} and average={average!r} were found, one of them was expected; leave out average"
             )
-        warnings.warn("average= is deprecated, use op=Average or op=Sum", DeprecationWarning, stacklevel=5)
+        warnings.warn("average= is deprecated, use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
         return Average if average else Sum
     if op is None or op == Average:
         return Average
@@ -61,6 +62,11 @@ def reduce_op(op: int | None, average: bool | None = None, supported: Sequence[i
 def allreduce_op(op: int | None, average: bool | None = None) -> int:
     """Returns the operation that the arguments of an allreduce ask for, as :func:`reduce_op` does."""
     return reduce_op(op, average, _REDUCE)
+
+
+def reducescatter_op(op: int | None) -> int:
+    """Returns the operation that the arguments of a reducescatter ask for, as :func:`reduce_op` does."""
+    return reduce_op(op, None, _SCATTER)
 
 
 def check_process_set(process_set: ProcessSet) -> None:

@@ -63,6 +63,11 @@ def empty_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
+def empty_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """Returns a host tensor of ``rows`` rows of the tensor's, not initialised."""
+    return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
+
+
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copies across devices and memory layouts, outside autograd."""
     with torch.no_grad():

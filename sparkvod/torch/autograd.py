@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -74,6 +75,71 @@ class Allgather(Function):
         """Averages the gradient and cuts out this rank's rows."""
         averaged = Allreduce.apply(grads[0], f"{ctx.name}.grad", ops.Average, 1.0, 1.0)
         return averaged.narrow(0, ctx.first, ctx.rows).reshape(ctx.shape), None
+
+
+class GroupedAllgather(Function):
+    """As ``Allgather``, for a list of tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, *tensors: torch.Tensor) -> Any:
+        """Gathers into new tensors."""
+        rank = basics.rank()
+        gathered = collectives.grouped_allgather(adapter, tensors, name, wake=False).wait()
+        ctx.name = name
+        ctx.places = [
+            (sum(rows[:rank]), rows[rank], tensor.shape) for (_, rows), tensor in zip(gathered, tensors, strict=True)
+        ]
+        return tuple(result for result, _ in gathered)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Averages the gradients and cuts out this rank's rows."""
+        averaged = GroupedAllreduce.apply(f"{ctx.name}.grad", ops.Average, 1.0, 1.0, *grads)
+        return None, *(
+            grad.narrow(0, first, rows).reshape(shape)
+            for grad, (first, rows, shape) in zip(averaged, ctx.places, strict=True)
+        )
+
+
+class Reducescatter(Function):
+    """The gradient of a reducescatter is the allgather of the gradients; of a sum times the size, as in the peer."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, op: int, prescale: float, postscale: float, *tensors: torch.Tensor) -> Any:
+        """Reduces into new tensors."""
+        ctx.arguments = (name, op, prescale * postscale)
+        return tuple(collectives.reducescatter(adapter, tensors, name, op, prescale, postscale, wake=False).wait())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Gathers the gradients."""
+        name, op, scale = ctx.arguments
+        _check_differentiable(op)
+        scale *= basics.size() if op == ops.Sum else 1
+        gathered = GroupedAllgather.apply(f"{name}.grad", *grads)
+        return None, None, None, None, *(grad * scale if scale != 1 else grad for grad in gathered)
+
+
+class Alltoall(Function):
+    """The gradient of an alltoall goes back to where the rows came from."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str, splits: Sequence[int] | None) -> Any:
+        """Exchanges into a new tensor; returns it and the numbers of rows that came from each rank."""
+        received, rows = collectives.alltoall(adapter, tensor, name, splits, wake=False).wait()
+        ctx.name, ctx.rows, ctx.sent = name, rows, tensor.shape[0]
+        counts = torch.tensor(rows, dtype=torch.int32)
+        ctx.mark_non_differentiable(counts)
+        return received, counts
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Sends the gradients back; rows that were not sent have none."""
+        back, _ = Alltoall.apply(grads[0].contiguous(), f"{ctx.name}.grad", ctx.rows)
+        missing = ctx.sent - back.shape[0]
+        if missing:
+            back = torch.cat([back, back.new_zeros((missing, *back.shape[1:]))])
+        return back, None, None
 
 
 class Broadcast(Function):

@@ -11,8 +11,8 @@ used or a name in flight; ``HorovodInternalError`` when the collective failed, b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -22,6 +22,7 @@ from sparkvod.core.ops import allreduce_op, check_process_set
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.torch import adapter, autograd
 from sparkvod.torch.compression import Compression
+from sparkvod.torch.names import now
 
 __all__ = [
     "allgather",
@@ -42,20 +43,6 @@ __all__ = [
     "poll",
     "synchronize",
 ]
-
-T = TypeVar("T")
-
-
-def _now(kind: str, name: str | None, run: Callable[[str], T]) -> T:
-    # Runs an operation that the caller waits for, under its own or a borrowed name.
-    if name is not None:
-        return run(name)
-    world = basics.world()
-    borrowed = world.borrow_name(kind)
-    try:
-        return run(borrowed)
-    finally:
-        world.return_name(kind, borrowed)
 
 
 def allreduce_async(
@@ -132,7 +119,7 @@ def allreduce(
             adapter, compressed, name, op, prescale_factor, postscale_factor, in_place=False, wake=False
         ).wait()
 
-    return compression.decompress(_now("allreduce", name, run), context)
+    return compression.decompress(now("allreduce", name, run), context)
 
 
 def allreduce_(
@@ -220,7 +207,7 @@ def grouped_allreduce(
             adapter, compressed, name, op, prescale_factor, postscale_factor, in_place=False, wake=False
         ).wait()
 
-    reduced = _now("grouped_allreduce", name, run)
+    reduced = now("grouped_allreduce", name, run)
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
@@ -243,7 +230,7 @@ def grouped_allreduce_(
             adapter, tensors, name, op, prescale_factor, postscale_factor, in_place=True, wake=False
         ).wait()
 
-    return _now("grouped_allreduce", name, run)
+    return now("grouped_allreduce", name, run)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -275,7 +262,7 @@ def allgather(
             return autograd.Allgather.apply(tensor, name)
         return collectives.allgather(adapter, tensor, name, wake=False).wait()[0]
 
-    return _now("allgather", name, run)
+    return now("allgather", name, run)
 
 
 def broadcast_async(
@@ -314,7 +301,7 @@ def broadcast(
             return autograd.Broadcast.apply(tensor, root_rank, name)
         return collectives.broadcast(adapter, tensor, name, root_rank, in_place=False, wake=False).wait()
 
-    return _now("broadcast", name, run)
+    return now("broadcast", name, run)
 
 
 def broadcast_(
@@ -326,10 +313,10 @@ def broadcast_(
     def run(name: str) -> torch.Tensor:
         return collectives.broadcast(adapter, tensor, name, root_rank, in_place=True, wake=False).wait()
 
-    return _now("broadcast", name, run)
+    return now("broadcast", name, run)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks have called it."""
     check_process_set(process_set)
-    _now("barrier", None, collectives.barrier)
+    now("barrier", None, collectives.barrier)

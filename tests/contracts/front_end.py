@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from sparkvod.errors import MismatchError, NotInitializedError
+from tests.contracts import exchanges
 
 REDUCED = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 MOVED = (*REDUCED, "bool")
@@ -434,4 +435,5 @@ CHECKS = [
     check_same_name_in_flight,
     check_disagreement,
     check_gradients,
+    *exchanges.CHECKS,
 ]

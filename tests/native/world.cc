@@ -85,9 +85,9 @@ Result Gather(Engine& engine, const std::string& name, int64_t rows, int64_t wid
   SPARKVOD_TRY(engine.Find(handle, &operation));
   engine.Release(handle);
   if (!result.ok()) return result;
-  const auto* data = reinterpret_cast<const float*>(operation->gathered->data());
-  got->assign(data, data + operation->gathered->bytes() / sizeof(float));
-  *rows_of = operation->rows;
+  const auto* data = reinterpret_cast<const float*>(operation->outputs[0].memory->data());
+  got->assign(data, data + operation->outputs[0].memory->bytes() / sizeof(float));
+  *rows_of = operation->outputs[0].rows;
   return result;
 }
 

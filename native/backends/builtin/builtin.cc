@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "native/collectives/direct.h"
+#include "native/collectives/exchange.h"
 #include "native/collectives/hierarchical.h"
 #include "native/collectives/ring.h"
 #include "native/kernels/reduce.h"
@@ -16,6 +18,8 @@ namespace {
 constexpr size_t kOneShotBytes = 32 << 10;
 // Of a large tensor in ordinary memory that crosses hosts at a time.
 constexpr size_t kPieceBytes = 16 << 20;
+// Of a block that passes through a slot rather than by way of the output's place.
+constexpr size_t kSmallBlockBytes = 16 << 10;
 static_assert(kOneShotBytes <= Geometry::kSlotBytes);
 
 Combine CombineOf(ReduceOp op) {
@@ -40,7 +44,7 @@ class Builtin : public Backend {
 
   const char* name() const override { return "builtin"; }
   bool Supports(Collective collective, ReduceOp op, DType dtype) const override {
-    if (collective != Collective::kAllreduce) return true;
+    if (!Reduces(collective)) return true;
     if (op == ReduceOp::kAdasum) return false;
     return op != ReduceOp::kAverage || dtype != DType::kBool;
   }
@@ -54,15 +58,7 @@ class Builtin : public Backend {
         part.in = part.out;
       }
     }
-    Finish finish;
-    finish.scale = call.postscale;
-    finish.combine = CombineOf(call.op);
-    if (call.op == ReduceOp::kAverage) {
-      if (IsFloating(call.dtype))
-        finish.scale /= comm_->size();
-      else
-        finish.divisor = comm_->size();
-    }
+    const Finish finish = FinishOf(call.op, call.dtype, call.postscale);
     size_t elements = 0;
     for (const Part& part : call.parts) elements += part.count;
     if (elements == 0) return {};
@@ -72,18 +68,114 @@ class Builtin : public Backend {
     return Flat(call, finish, elements, carrier);
   }
 
-  Result Allgather(char* data, const std::vector<size_t>& offsets, Carrier* carrier) override {
-    carrier->algorithm = "ring";
-    return RingAllgather(*comm_, data, offsets);
+  Result Allgather(const void* own, char* out, const std::vector<size_t>& offsets,
+                   Carrier* carrier) override {
+    const auto n = static_cast<size_t>(comm_->size()), me = static_cast<size_t>(comm_->rank());
+    const size_t bytes = offsets[me + 1] - offsets[me];
+    if (comm_->shares_memory() && n > 1) {
+      size_t most = 0;
+      for (size_t r = 0; r < n; ++r) most = std::max(most, offsets[r + 1] - offsets[r]);
+      if (most <= kSmallBlockBytes) {
+        carrier->algorithm = "one-shot";
+        std::vector<Fetch> fetches;
+        for (size_t r = 0; r < n; ++r)
+          fetches.push_back({0, offsets[r], offsets[r + 1] - offsets[r]});
+        return PassBlocks(*comm_, own, bytes, fetches, out);
+      }
+      carrier->algorithm = "direct";
+      return PushBlocks(*comm_, out, std::vector<Block>(n, {own, offsets[me], bytes}));
+    }
+    if (bytes > 0) std::memcpy(out + offsets[me], own, bytes);
+    carrier->algorithm = n == 1 ? "alone" : "ring";
+    return RingAllgather(*comm_, out, offsets);
   }
 
-  Result Broadcast(void* data, size_t bytes, int root, Carrier* carrier) override {
-    carrier->algorithm = "chain";
-    return bytes == 0 || comm_->size() == 1 ? Result::Ok()
-                                            : ChainBroadcast(*comm_, data, bytes, root);
+  Result Broadcast(void* data, size_t bytes, int root, int64_t root_offset,
+                   Carrier* carrier) override {
+    if (comm_->size() == 1 || bytes == 0) {
+      carrier->algorithm = "alone";
+      return {};
+    }
+    carrier->algorithm = comm_->shares_memory() ? "direct" : "chain";
+    return comm_->shares_memory() ? DirectBroadcast(*comm_, data, bytes, root, root_offset)
+                                  : ChainBroadcast(*comm_, data, bytes, root);
+  }
+
+  Result Reducescatter(const ReducescatterCall& call, Carrier* carrier) override {
+    const Finish finish = FinishOf(call.op, call.dtype, call.postscale);
+    const size_t elements = call.begins.back();
+    if (elements == 0) return {};
+    const void* in = call.in;
+    std::vector<int64_t> placement = call.placement;
+    if (call.prescale != 1) {
+      // The input is the caller's, so what is scaled is a copy.
+      SPARKVOD_TRY(Gather(call.dtype, {}, elements));
+      BestKernels().scale(call.dtype, fusion_, call.in, elements, call.prescale);
+      in = fusion_;
+      placement.clear();
+      if (comm_->shares_memory()) SPARKVOD_TRY(FusionOffsets(&placement));
+    }
+    if (comm_->size() == 1) {
+      carrier->algorithm = "alone";
+      void* dst = call.out;
+      BestKernels().sum_to(call.dtype, &dst, 1, &in, 1, elements, finish);
+      return {};
+    }
+    carrier->algorithm = comm_->shares_memory() ? "direct" : "ring";
+    return comm_->shares_memory()
+               ? DirectReducescatter(*comm_, call.dtype, in, call.out, call.begins, placement,
+                                     finish)
+               : RingReducescatter(*comm_, call.dtype, in, call.out, call.begins, finish);
+  }
+
+  Result Alltoall(const AlltoallCall& call, Carrier* carrier) override {
+    const auto n = static_cast<size_t>(comm_->size()), me = static_cast<size_t>(comm_->rank());
+    if (!comm_->shares_memory() || n == 1) {
+      carrier->algorithm = n == 1 ? "alone" : "pairwise";
+      return PairwiseAlltoall(*comm_, call.in, call.out, call.bytes);
+    }
+    size_t most = 0;  // that a rank sends
+    for (size_t q = 0; q < n; ++q) most = std::max(most, Sent(call, q, n));
+    if (most <= kSmallBlockBytes) {
+      carrier->algorithm = "one-shot";
+      std::vector<Fetch> fetches;
+      size_t to = 0;
+      for (size_t q = 0; q < n; ++q) {
+        fetches.push_back({Sent(call, q, me), to, call.bytes[q * n + me]});
+        to += call.bytes[q * n + me];
+      }
+      return PassBlocks(*comm_, call.in, Sent(call, me, n), fetches, call.out);
+    }
+    carrier->algorithm = "direct";
+    std::vector<Block> blocks;
+    const char* from = static_cast<const char*>(call.in);
+    for (size_t r = 0; r < n; ++r) {
+      size_t to = 0;
+      for (size_t q = 0; q < me; ++q) to += call.bytes[q * n + r];
+      blocks.push_back({from, to, call.bytes[me * n + r]});
+      from += call.bytes[me * n + r];
+    }
+    return PushBlocks(*comm_, call.out, blocks);
   }
 
  private:
+  // Bytes that rank q sends to the first `ranks` ranks.
+  size_t Sent(const AlltoallCall& call, size_t q, size_t ranks) const {
+    const size_t* row = call.bytes.data() + q * static_cast<size_t>(comm_->size());
+    return std::accumulate(row, row + ranks, size_t{0});
+  }
+
+  Finish FinishOf(ReduceOp op, DType dtype, double postscale) const {
+    Finish finish{postscale, 1, CombineOf(op)};
+    if (op == ReduceOp::kAverage) {
+      if (IsFloating(dtype))
+        finish.scale /= comm_->size();
+      else
+        finish.divisor = comm_->size();
+    }
+    return finish;
+  }
+
   Result Alone(const AllreduceCall& call, Finish finish, Carrier* carrier) {
     carrier->algorithm = "alone";
     for (const Part& part : call.parts) {
@@ -108,7 +200,7 @@ class Builtin : public Backend {
     }
     // Many parts meet in a block of engine memory, where they are summed in place.
     carrier->algorithm = "fused";
-    SPARKVOD_TRY(Gather(call, elements));
+    SPARKVOD_TRY(Gather(call.dtype, call.parts, elements));
     std::vector<int64_t> offsets;
     SPARKVOD_TRY(FusionOffsets(&offsets));
     SPARKVOD_TRY(InPlaceAllreduce(*comm_, call.dtype, offsets, elements, finish));
@@ -134,7 +226,7 @@ class Builtin : public Backend {
         some.parts = {
             {static_cast<const char*>(part.in) + skip, static_cast<char*>(part.out) + skip, count}};
       }
-      SPARKVOD_TRY(Gather(some, count));
+      SPARKVOD_TRY(Gather(some.dtype, some.parts, count));
       std::vector<int64_t> offsets;
       SPARKVOD_TRY(FusionOffsets(&offsets));
       SPARKVOD_TRY(HierarchicalAllreduce(*comm_, call.dtype, OfThisHost(offsets), count, finish));
@@ -157,14 +249,15 @@ class Builtin : public Backend {
       if (part.in != part.out) std::memcpy(part.out, part.in, part.count * SizeOf(call.dtype));
       return RingAllreduce(*comm_, WholeRing(*comm_), call.dtype, part.out, part.count, finish);
     }
-    SPARKVOD_TRY(Gather(call, elements));
+    SPARKVOD_TRY(Gather(call.dtype, call.parts, elements));
     SPARKVOD_TRY(RingAllreduce(*comm_, WholeRing(*comm_), call.dtype, fusion_, elements, finish));
     Scatter(call);
     return {};
   }
 
-  Result Gather(const AllreduceCall& call, size_t elements) {
-    const size_t size = SizeOf(call.dtype);
+  // Lays parts one behind the other in the fusion block, which holds `elements` then.
+  Result Gather(DType dtype, const std::vector<Part>& parts, size_t elements) {
+    const size_t size = SizeOf(dtype);
     if (elements * size > fusion_bytes_) {
       if (fusion_ != nullptr) comm_->own_arena().heap()->Free(fusion_);
       fusion_ = nullptr;
@@ -174,7 +267,7 @@ class Builtin : public Backend {
     }
     const Phase copying(comm_->timeline(), "fusion copy in");
     char* to = fusion_;
-    for (const Part& part : call.parts) {
+    for (const Part& part : parts) {
       if (part.count > 0) std::memcpy(to, part.in, part.count * size);
       to += part.count * size;
     }

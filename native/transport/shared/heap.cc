@@ -7,12 +7,15 @@
 #include <cstring>
 #include <iterator>
 #include <string>
+#include <tuple>
 
 namespace sparkvod {
 namespace {
 
 // Blocks at least this large give their pages back when freed.
 constexpr size_t kPunchBytes = 1 << 20;
+// Of such blocks this much keeps its pages for the next of about the same size.
+constexpr size_t kKeptBytes = 64 << 20;
 
 }  // namespace
 
@@ -40,35 +43,51 @@ Heap::~Heap() {
   if (base_ != nullptr) ::munmap(base_, geometry_.total());
 }
 
-Result Heap::Allocate(size_t bytes, char** out) {
+bool Heap::Take(size_t need, size_t align, size_t* start) {
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const auto [block, size] = *it;
+    *start = (block + align - 1) / align * align;
+    if (*start + need > block + size) continue;
+    free_.erase(it);
+    if (*start > block) free_[block] = *start - block;
+    if (block + size > *start + need) free_[*start + need] = block + size - *start - need;
+    return true;
+  }
+  return false;
+}
+
+Result Heap::Allocate(size_t bytes, char** out, bool zero) {
   const size_t need =
       (bytes + kCacheLine - 1) / kCacheLine * kCacheLine + (bytes == 0 ? kCacheLine : 0);
   // Whole pages for large blocks, so that freeing them can return their pages.
   const size_t align = need >= kPunchBytes ? kPage : kCacheLine;
-  size_t start = 0;
+  size_t start = 0, size = need;
   bool dirty = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto it = free_.begin();
-    for (; it != free_.end(); ++it) {
-      start = (it->first + align - 1) / align * align;
-      if (start + need <= it->first + it->second) break;
+    const auto kept = std::find_if(kept_.begin(), kept_.end(), [need](const auto& block) {
+      return block.second >= need && block.second <= need + need / 4;
+    });
+    if (kept != kept_.end()) {
+      std::tie(start, size) = *kept;
+      kept_bytes_ -= size;
+      kept_.erase(kept);
+    } else if (!Take(need, align, &start)) {
+      for (const auto& [block, held] : kept_) Return(block, held);
+      kept_.clear();
+      kept_bytes_ = 0;
+      if (!Take(need, align, &start))
+        return Result::Fail(Code::kSystem, "no room for " + std::to_string(bytes) +
+                                               " bytes of engine memory in an arena of " +
+                                               std::to_string(geometry_.heap_bytes) +
+                                               " bytes; raise SPARKVOD_ARENA_BYTES");
     }
-    if (it == free_.end())
-      return Result::Fail(Code::kSystem, "no room for " + std::to_string(bytes) +
-                                             " bytes of engine memory in an arena of " +
-                                             std::to_string(geometry_.heap_bytes) +
-                                             " bytes; raise SPARKVOD_ARENA_BYTES");
-    const auto [block, size] = *it;
-    free_.erase(it);
-    if (start > block) free_[block] = start - block;
-    if (block + size > start + need) free_[start + need] = block + size - start - need;
-    used_[start] = need;
+    used_[start] = size;
     dirty = start < touched_;
-    touched_ = std::max(touched_, start + need);
+    touched_ = std::max(touched_, start + size);
   }
   *out = base_ + start;
-  if (dirty) std::memset(*out, 0, need);
+  if (dirty && zero) std::memset(*out, 0, need);
   return {};
 }
 
@@ -77,12 +96,22 @@ void Heap::Free(char* block) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = used_.find(start);
   if (it == used_.end()) return;
-  size_t offset = start, bytes = it->second;
+  const size_t bytes = it->second;
   used_.erase(it);
-  if (bytes >= kPunchBytes) {
-    // Private memory has no hole to punch, but forgets its pages.
-    ::madvise(block, bytes / kPage * kPage, shared_ ? MADV_REMOVE : MADV_DONTNEED);
+  if (bytes < kPunchBytes || bytes > kKeptBytes) return Return(start, bytes);
+  kept_.emplace_front(start, bytes);
+  kept_bytes_ += bytes;
+  while (kept_bytes_ > kKeptBytes) {
+    Return(kept_.back().first, kept_.back().second);
+    kept_bytes_ -= kept_.back().second;
+    kept_.pop_back();
   }
+}
+
+void Heap::Return(size_t offset, size_t bytes) {
+  // Private memory has no hole to punch, but forgets its pages.
+  if (bytes >= kPunchBytes)
+    ::madvise(base_ + offset, bytes / kPage * kPage, shared_ ? MADV_REMOVE : MADV_DONTNEED);
   auto next = free_.lower_bound(offset);
   if (next != free_.end() && offset + bytes == next->first) {
     bytes += next->second;

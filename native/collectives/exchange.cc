@@ -1,0 +1,168 @@
+#include "native/collectives/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace sparkvod {
+namespace {
+
+// What is moved at a time when a source goes to several places: it stays in the first cache.
+constexpr size_t kPieceBytes = 16 << 10;
+// From here on an output is larger than the caches, and is written past them.
+constexpr size_t kStreamBytes = 4 << 20;
+// Of a staging area that is published at a time: small enough to stay in the second cache.
+constexpr size_t kChunkBytes = 256 << 10;
+
+void Copy(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+// Lays `bytes` down in this rank's slot for the next phase, and waits until all have done so;
+// returns the parity of the slots that hold it.
+Result LayDown(Communicator& comm, const void* data, size_t bytes, int* parity) {
+  const uint64_t phase = comm.own_arena().header().phase.load(std::memory_order_relaxed) + 1;
+  *parity = static_cast<int>(phase & 1);
+  Copy(comm.own_arena().slot(*parity), data, bytes);
+  return comm.AwaitPhase(comm.Arrive());
+}
+
+// A published chunk's place: two halves of the staging area in turn, of which the first part is
+// free when a collective begins (StagedAllreduce keeps its results behind it).
+size_t HalfBytes(const Communicator& comm) { return comm.own_arena().geometry().staging_bytes / 2; }
+size_t PublishedBytes(const Communicator& comm) {
+  return std::min(kChunkBytes, HalfBytes(comm) / 2) / kCacheLine * kCacheLine;
+}
+char* Published(const Communicator& comm, int rank, size_t chunk) {
+  return comm.arena(rank).staging() + (chunk & 1) * HalfBytes(comm);
+}
+
+}  // namespace
+
+Result PushBlocks(Communicator& comm, const char* output, const std::vector<Block>& blocks) {
+  const int n = comm.size(), me = comm.rank();
+  const int64_t own_place = output - comm.own_arena().base();
+  int parity = 0;
+  SPARKVOD_TRY(LayDown(comm, &own_place, sizeof own_place, &parity));
+  std::vector<char*> to(static_cast<size_t>(n));
+  size_t most = 0, total = 0;
+  for (int r = 0; r < n; ++r) {
+    int64_t place;
+    std::memcpy(&place, comm.arena(r).slot(parity), sizeof place);
+    const Block& block = blocks[static_cast<size_t>(r)];
+    to[static_cast<size_t>(r)] = comm.arena(r).base() + place + block.to;
+    most = std::max(most, block.bytes);
+    total += block.bytes;
+  }
+  const bool stream = total >= kStreamBytes;
+  // Every rank begins with its own output, so that no two write to one rank's memory at a time for
+  // long.
+  for (size_t done = 0; done < most; done += kPieceBytes) {
+    for (int i = 0; i < n; ++i) {
+      const auto r = static_cast<size_t>((me + i) % n);
+      const Block& block = blocks[r];
+      if (done >= block.bytes) continue;
+      const size_t bytes = std::min(kPieceBytes, block.bytes - done);
+      const char* from = static_cast<const char*>(block.from) + done;
+      if (stream)
+        BestKernels().copy_streaming(to[r] + done, from, bytes);
+      else
+        std::memcpy(to[r] + done, from, bytes);
+    }
+  }
+  return comm.AwaitPhase(comm.Arrive());  // everybody's blocks are written
+}
+
+Result PassBlocks(Communicator& comm, const void* own, size_t own_bytes,
+                  const std::vector<Fetch>& fetches, char* output) {
+  int parity = 0;
+  SPARKVOD_TRY(LayDown(comm, own, own_bytes, &parity));
+  for (int r = 0; r < comm.size(); ++r) {
+    const Fetch& fetch = fetches[static_cast<size_t>(r)];
+    Copy(output + fetch.to, comm.arena(r).slot(parity) + fetch.at, fetch.bytes);
+  }
+  return {};
+}
+
+// Staged: in step i the root publishes chunk i in half i & 1, all arrive, the others copy it out.
+// Before it publishes chunk i+2 in the same half it has awaited the arrivals at chunk i+1, which
+// all make after they copied chunk i.
+Result DirectBroadcast(Communicator& comm, void* data, size_t bytes, int root,
+                       int64_t root_offset) {
+  const bool is_root = comm.rank() == root;
+  if (bytes <= Geometry::kSlotBytes / 2) {
+    int parity = 0;
+    SPARKVOD_TRY(LayDown(comm, data, is_root ? bytes : 0, &parity));
+    if (!is_root) Copy(data, comm.arena(root).slot(parity), bytes);
+    return {};
+  }
+  if (root_offset >= 0) {
+    SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));  // the root has submitted, so the data is there
+    if (!is_root) Copy(data, comm.arena(root).base() + root_offset, bytes);
+    return comm.AwaitPhase(comm.Arrive());  // everybody has it, so it may change
+  }
+  char* const base = static_cast<char*>(data);
+  const size_t chunk = PublishedBytes(comm);
+  for (size_t i = 0, done = 0; done < bytes; ++i, done += chunk) {
+    const size_t length = std::min(chunk, bytes - done);
+    if (is_root) Copy(Published(comm, root, i), base + done, length);
+    SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));
+    if (!is_root) Copy(base + done, Published(comm, root, i), length);
+  }
+  return comm.AwaitPhase(comm.Arrive());
+}
+
+// Staged: in step i each rank publishes the i-th piece of every other rank's share, one behind the
+// other; all arrive; each reduces its own piece from all. The halves alternate as in
+// DirectBroadcast.
+Result DirectReducescatter(Communicator& comm, DType dtype, const void* in, void* out,
+                           const std::vector<size_t>& begins, const std::vector<int64_t>& placement,
+                           Finish finish) {
+  const int n = comm.size(), me = comm.rank();
+  const size_t size = SizeOf(dtype);
+  const auto begin = [&](int r) { return begins[static_cast<size_t>(r)]; };
+  const auto share = [&](int r) { return begin(r + 1) - begin(r); };
+  const char* const input = static_cast<const char*>(in);
+  char* const output = static_cast<char*>(out);
+  std::vector<const void*> srcs(static_cast<size_t>(n));
+  const auto reduce = [&](char* to, size_t count) {
+    void* dst = to;
+    if (count > 0) BestKernels().sum_to(dtype, &dst, 1, srcs.data(), n, count, finish);
+  };
+
+  if (begin(n) * size <= Geometry::kSlotBytes / 4) {
+    int parity = 0;
+    SPARKVOD_TRY(LayDown(comm, in, begin(n) * size, &parity));
+    for (int r = 0; r < n; ++r)
+      srcs[static_cast<size_t>(r)] = comm.arena(r).slot(parity) + begin(me) * size;
+    reduce(output, share(me));
+    return {};
+  }
+  if (!placement.empty()) {
+    SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));  // everybody's input is there
+    for (int r = 0; r < n; ++r)
+      srcs[static_cast<size_t>(r)] =
+          comm.arena(r).base() + placement[static_cast<size_t>(r)] + begin(me) * size;
+    reduce(output, share(me));
+    return comm.AwaitPhase(comm.Arrive());  // everybody has read, so inputs may change
+  }
+  const size_t room = PublishedBytes(comm) / static_cast<size_t>(n);
+  const size_t piece = std::max<size_t>(room / kCacheLine * kCacheLine, size) / size;
+  size_t most = 0;
+  for (int r = 0; r < n; ++r) most = std::max(most, share(r));
+  for (size_t i = 0, done = 0; done < most; ++i, done += piece) {
+    const auto length = [&](int r) { return std::min(piece, share(r) - std::min(share(r), done)); };
+    for (int r = 0; r < n; ++r)
+      if (r != me)
+        Copy(Published(comm, me, i) + static_cast<size_t>(r) * piece * size,
+             input + (begin(r) + done) * size, length(r) * size);
+    SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));
+    for (int r = 0; r < n; ++r)
+      srcs[static_cast<size_t>(r)] =
+          r == me ? input + (begin(me) + done) * size
+                  : Published(comm, r, i) + static_cast<size_t>(me) * piece * size;
+    reduce(output + done * size, length(me));
+  }
+  return comm.AwaitPhase(comm.Arrive());
+}
+
+}  // namespace sparkvod

@@ -1,0 +1,83 @@
+#include "native/engine/admission.h"
+
+#include <cmath>
+#include <numeric>
+
+namespace sparkvod {
+namespace {
+
+Result CheckSupported(const Backend& backend, const Request& request, DType dtype) {
+  if (backend.Supports(request.collective, request.op, dtype)) return {};
+  std::string what = NameOf(request.collective);
+  if (Reduces(request.collective)) what += std::string(" (") + NameOf(request.op) + ")";
+  std::string known;
+  for (int code = 0; code < kDTypeCount; ++code)
+    if (backend.Supports(request.collective, request.op, static_cast<DType>(code)))
+      known += (known.empty() ? "" : ", ") + std::string(NameOf(static_cast<DType>(code)));
+  return Result::Fail(Code::kInvalid, what + " of '" + request.name + "' was asked for dtype " +
+                                          NameOf(dtype) +
+                                          (known.empty() ? "; the backend has no such operation"
+                                                         : "; it can be done for " + known));
+}
+
+Result CompleteSplits(int size, Request* request) {
+  const int64_t rows = request->entries[0].shape[0];
+  const std::string what = "alltoall of '" + request->name + "' ";
+  if (request->splits.empty()) {
+    if (rows % size != 0)
+      return Result::Fail(Code::kInvalid, what + "has " + std::to_string(rows) + " rows, which " +
+                                              std::to_string(size) +
+                                              " ranks cannot share equally; give splits");
+    request->splits.assign(static_cast<size_t>(size), rows / size);
+    return {};
+  }
+  if (request->splits.size() != static_cast<size_t>(size))
+    return Result::Fail(Code::kInvalid, what + "has " + std::to_string(request->splits.size()) +
+                                            " splits; one for each of " + std::to_string(size) +
+                                            " ranks was expected");
+  int64_t left = rows;
+  for (const int64_t split : request->splits) {
+    if (split < 0)
+      return Result::Fail(Code::kInvalid, what + "has a split of " + std::to_string(split) +
+                                              " rows; 0 or more was expected");
+    if (split > left)
+      return Result::Fail(Code::kInvalid, what + "has splits of more rows than its " +
+                                              std::to_string(rows) + "; at most these can be sent");
+    left -= split;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result Admit(const Backend& backend, int size, const std::vector<Part>& parts, Request* request) {
+  const std::string what = std::string(NameOf(request->collective)) + " of '" + request->name + "'";
+  if (request->collective != Collective::kBarrier &&
+      (request->entries.empty() || request->entries.size() != parts.size()))
+    return Result::Fail(Code::kInvalid,
+                        "'" + request->name + "' has " + std::to_string(request->entries.size()) +
+                            " tensors; at least one, with its memory, was expected");
+  if (request->name.size() > kNameLimit)
+    return Result::Fail(Code::kInvalid, "a name of " + std::to_string(request->name.size()) +
+                                            " bytes was found, at most " +
+                                            std::to_string(kNameLimit) + " were expected");
+  if (std::isnan(request->prescale) || std::isnan(request->postscale))
+    return Result::Fail(Code::kInvalid,
+                        "'" + request->name + "' is scaled by NaN; a number was expected");
+  const bool by_rows = request->collective == Collective::kAllgather ||
+                       request->collective == Collective::kReducescatter ||
+                       request->collective == Collective::kAlltoall;
+  for (const Entry& e : request->entries) {
+    SPARKVOD_TRY(CheckSupported(backend, *request, e.dtype));
+    if (by_rows && e.shape.empty())
+      return Result::Fail(Code::kInvalid, what + " needs at least one dimension");
+  }
+  if (request->collective == Collective::kBroadcast && (request->root < 0 || request->root >= size))
+    return Result::Fail(Code::kInvalid, what + " has root " + std::to_string(request->root) +
+                                            "; a rank from 0 to " + std::to_string(size - 1) +
+                                            " was expected");
+  return request->collective == Collective::kAlltoall ? CompleteSplits(size, request)
+                                                      : Result::Ok();
+}
+
+}  // namespace sparkvod

@@ -1,0 +1,136 @@
+"""What every front end promises of the collectives that move rows: a part of the contract in ``front_end``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkvod.errors import MismatchError
+
+
+def share(values: np.ndarray, rank: int, size: int) -> np.ndarray:
+    """Returns the rows that a rank gets: the first ``n % size`` ranks have one more."""
+    return np.array_split(values, size)[rank]
+
+
+def check_reducescatter(front: Any) -> None:
+    hvd = front.hvd
+    rank, n = hvd.rank(), hvd.size()
+    for dtype in ("float32", "float64", "bfloat16", "int64", "int32", "uint8"):
+        for shape in ((0,), (1,), (7,), (n, 3), (5, 2, 2), (4001, 30)):
+            by_rank = [np.arange(np.prod(shape)).reshape(shape) % 7 + r for r in range(n)]
+            tensor = front.tensor(by_rank[rank], dtype)
+            summed = hvd.reducescatter(tensor, op=hvd.Sum)
+            np.testing.assert_array_equal(front.values(summed), share(sum(by_rank), rank, n))
+            assert front.dtype(summed) == dtype
+            largest = hvd.reducescatter(tensor, op=hvd.Max, name="largest")
+            np.testing.assert_array_equal(front.values(largest), share(np.maximum.reduce(by_rank), rank, n))
+            if "float" in dtype:
+                mean = hvd.reducescatter(tensor, prescale_factor=2.0, postscale_factor=0.5)
+                np.testing.assert_allclose(front.values(mean), share(sum(by_rank) / n, rank, n), rtol=0.01)
+    group = [front.tensor(np.arange(5.0), "float32"), front.tensor(np.ones((3, 2)), "int32")]
+    first, second = hvd.grouped_reducescatter(group, op=hvd.Sum)
+    np.testing.assert_array_equal(front.values(first), share(np.arange(5.0) * n, rank, n))
+    np.testing.assert_array_equal(front.values(second), share(np.full((3, 2), n), rank, n))
+    handle = hvd.grouped_reducescatter_async(group, op=hvd.Sum)
+    single = hvd.reducescatter_async(group[0])
+    np.testing.assert_array_equal(front.values(hvd.synchronize(handle)[1]), share(np.full((3, 2), n), rank, n))
+    np.testing.assert_allclose(front.values(hvd.synchronize(single)), share(np.arange(5.0), rank, n), rtol=1e-6)
+    halves = hvd.reducescatter(group[0], op=hvd.Sum, compression=hvd.Compression.fp16)
+    assert front.dtype(halves) == "float32"
+    with pytest.raises(ValueError, match="scalar"):
+        hvd.reducescatter(front.tensor(1.0, "float32"))
+    with pytest.raises(ValueError, match="op=Adasum"):
+        hvd.reducescatter(group[0], op=hvd.Adasum)
+
+
+def check_alltoall(front: Any) -> None:
+    hvd = front.hvd
+    rank, n = hvd.rank(), hvd.size()
+    for dtype in ("float32", "bfloat16", "int64", "uint8", "bool"):
+        for width in ((), (3,), (0,), (40, 5)):
+            sent = [[(q + 2 * r) % 3 for r in range(n)] for q in range(n)]
+            rows = [np.arange(sum(counts)) for counts in sent]
+            values = [
+                np.broadcast_to((q + i.reshape(-1, *(1,) * len(width))) % 2, (len(i), *width))
+                for q, i in enumerate(rows)
+            ]
+            received, counts = hvd.alltoall(front.tensor(values[rank], dtype), sent[rank])
+            assert list(front.values(counts)) == [sent[q][rank] for q in range(n)]
+            begins = [sum(sent[q][:rank]) for q in range(n)]
+            expected = np.concatenate([values[q][begins[q] : begins[q] + sent[q][rank]] for q in range(n)])
+            np.testing.assert_array_equal(front.values(received), expected)
+            assert front.dtype(received) == dtype
+    mine = front.tensor(np.arange(2 * n) + 100 * rank, "int64")
+    expected = np.concatenate([np.arange(2 * rank, 2 * rank + 2) + 100 * q for q in range(n)])
+    np.testing.assert_array_equal(front.values(hvd.alltoall(mine, name="equal")), expected)
+    np.testing.assert_array_equal(front.values(hvd.synchronize(hvd.alltoall_async(mine))), expected)
+    splits = front.tensor([2] * n, "int32")
+    received, counts = hvd.synchronize(hvd.alltoall_async(mine, splits))
+    np.testing.assert_array_equal(front.values(received), expected)
+    assert list(front.values(counts)) == [2] * n
+    for wrong in ([1] * (n + 1), [3] * n, [-1] * n, front.tensor([1.0] * n, "float32")):
+        with pytest.raises(ValueError, match="split"):
+            hvd.alltoall(mine, wrong)
+    if n > 1:
+        with pytest.raises(ValueError, match="splits"):
+            hvd.alltoall(front.tensor(np.zeros(2 * n + 1), "float32"))
+    with pytest.raises(ValueError, match="scalar"):
+        hvd.alltoall(front.tensor(1.0, "float32"))
+
+
+def check_grouped_allgather(front: Any) -> None:
+    hvd = front.hvd
+    rank, n = hvd.rank(), hvd.size()
+    group = [front.tensor(np.full((rank, 2), rank), "float32"), front.tensor(rank, "int64")]
+    for _ in range(2):
+        first, second = hvd.grouped_allgather(group)
+        np.testing.assert_array_equal(front.values(first)[:, 0], np.repeat(np.arange(n), np.arange(n)))
+        np.testing.assert_array_equal(front.values(second), np.arange(n))
+    first, _ = hvd.synchronize(hvd.grouped_allgather_async(group, name="group"))
+    assert front.values(first).shape == (n * (n - 1) // 2, 2)
+
+
+def check_exchanges_that_disagree(front: Any) -> None:
+    hvd = front.hvd
+    if hvd.size() == 1:
+        return
+    odd = hvd.rank() == 1
+    rows = 2 * hvd.size()
+    for mine in (
+        lambda: hvd.reducescatter(front.tensor(np.zeros(rows + odd), "float32"), name="disagree.rows"),
+        lambda: hvd.reducescatter(front.tensor(np.zeros(4), "int32" if odd else "float32"), name="disagree.dtype"),
+        lambda: hvd.alltoall(front.tensor(np.zeros((rows, 3 if odd else 2)), "float32"), name="disagree.columns"),
+        lambda: (hvd.reducescatter if odd else hvd.allreduce)(front.tensor(np.zeros(4), "float32"), name="disagree.op"),
+    ):
+        with pytest.raises(MismatchError, match=r"disagree\..*rank 1 sent"):
+            mine()
+    assert front.values(hvd.allreduce(front.tensor([1.0], "float32"), op=hvd.Sum))[0] == hvd.size()
+
+
+def check_gradients_of_exchanges(front: Any) -> None:
+    hvd = front.hvd
+    rank, n = hvd.rank(), hvd.size()
+    values = np.ones((n + 1, 2), dtype=np.float32)
+    # Each rank's loss is (rank + 1) * the sum of the result.
+    weights = np.concatenate([np.full(len(rows), r + 1.0) for r, rows in enumerate(np.array_split(values, n))])
+    (grad,) = front.gradients(lambda x: (hvd.reducescatter(x) * (rank + 1.0)).sum(), [values])
+    np.testing.assert_allclose(grad, np.repeat(weights[:, None], 2, axis=1))
+    (grad,) = front.gradients(lambda x: (hvd.reducescatter(x, op=hvd.Sum) * (rank + 1.0)).sum(), [values])
+    np.testing.assert_allclose(grad, n * np.repeat(weights[:, None], 2, axis=1))
+    (grad,) = front.gradients(lambda x: (hvd.alltoall(x, [1] * n)[0] * (rank + 1.0)).sum(), [values])
+    np.testing.assert_allclose(grad[:, 0], [*(np.arange(n) + 1.0), 0.0])
+    rows = np.ones((rank + 1, 2), dtype=np.float32)
+    (grad,) = front.gradients(lambda x: (hvd.grouped_allgather([x])[0] * (rank + 1.0)).sum(), [rows])
+    np.testing.assert_allclose(grad, np.full((rank + 1, 2), (n + 1) / 2), rtol=1e-6)
+
+
+CHECKS = [
+    check_reducescatter,
+    check_alltoall,
+    check_grouped_allgather,
+    check_exchanges_that_disagree,
+    check_gradients_of_exchanges,
+]
