@@ -161,6 +161,42 @@ def test_two_runs_at_once_do_not_mix(spark: Any, temporary: Path) -> None:
     assert outcomes == {"a": ["a", "a"], "b": "of b", "a events": {"a"}, "b events": {"b"}}
 
 
+def start_and_end(seconds: float) -> tuple[float, float]:
+    """Returns when this rank ran."""
+    began = time.time()
+    context.current().allgather(b"")  # type: ignore[union-attr]
+    time.sleep(seconds)
+    return began, time.time()
+
+
+def test_runs_that_do_not_fit_together_queue(spark: Any) -> None:
+    outcomes: list[list[tuple[float, float]]] = []
+    threads = [
+        threading.Thread(target=lambda: outcomes.append(run(start_and_end, (0.5,), num_proc=3, verbose=0)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert [len(ranks) for ranks in outcomes] == [3, 3, 3]
+    spans = sorted((min(began for began, _ in ranks), max(ended for _, ended in ranks)) for ranks in outcomes)
+    for (_, ended), (began, _) in zip(spans, spans[1:], strict=False):
+        assert began > ended - 0.2, "ranks of two runs held slots that both waited for"
+
+
+def test_a_run_that_waits_too_long_in_the_queue_is_told_and_the_other_goes_on(spark: Any) -> None:
+    outcome: list[list[tuple[float, float]]] = []
+    first = threading.Thread(target=lambda: outcome.append(run(start_and_end, (6.0,), num_proc=3, verbose=0)))
+    first.start()
+    time.sleep(2)
+    with pytest.raises(LaunchError, match=r"0 of 3 tasks had started after 1 s .*Other jobs may hold the slots"):
+        run(my_rank, num_proc=3, start_timeout=1, verbose=0)
+    first.join(60)
+    assert [len(ranks) for ranks in outcome] == [3]
+    assert run(my_rank, num_proc=4, verbose=0) == [0, 1, 2, 3]  # nothing of the one that gave up is left in the queue
+
+
 def test_the_mailbox_of_a_local_master_is_private_and_goes(spark: Any, temporary: Path) -> None:
     def fn() -> list[str]:
         (folder,) = temporary.glob("sparkvod-run-*")
