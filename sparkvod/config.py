@@ -13,6 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "SPARKVOD_"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_EXPECTED = {
+    int: "a whole number",
+    float: "a number",
+    str: "text in UTF-8",
+    bool: "1 or 0 (true, false, yes, no, on, off)",
+}
+# Whole numbers are 64 bits in the engine, and seconds become nanoseconds there.
+_MAXIMA: dict[type, float] = {int: (1 << 63) - 1, float: 1e9}
+MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,7 @@ class Knob:
         engine: True when the native engine reads it.
         choices: the valid values, empty when any value of the type will do.
         minimum: smallest valid number, None when there is none.
+        maximum: largest valid number, None for the largest that the type's knobs take.
     """
 
     name: str
@@ -34,6 +45,7 @@ class Knob:
     engine: bool = False
     choices: tuple[str, ...] = ()
     minimum: float | None = None
+    maximum: float | None = None
 
     @property
     def variable(self) -> str:
@@ -91,7 +103,14 @@ KNOBS: dict[str, Knob] = {
             minimum=0,
         ),
         Knob("cache_capacity", 1024, "entries of the response cache; 0: none", True, minimum=0),
-        Knob("spin_us", 50, "microseconds to spin before sleeping; 0 when ranks outnumber cores", True, minimum=0),
+        Knob(
+            "spin_us",
+            50,
+            "microseconds to spin before sleeping; 0 when ranks outnumber cores",
+            True,
+            minimum=0,
+            maximum=10**6,
+        ),
         Knob(
             "staging_bytes",
             4 << 20,
@@ -120,8 +139,8 @@ KNOBS: dict[str, Knob] = {
             "suffix, tells the ranks apart; DYNAMIC, or empty: none until start_timeline()",
         ),
         Knob("timeline_mark_cycles", False, "whether the timeline also shows negotiations that agreed on nothing"),
-        Knob("rank", -1, "rank of this process, set by launchers", minimum=-1),
-        Knob("size", -1, "number of ranks, set by launchers", minimum=-1),
+        Knob("rank", -1, "rank of this process, set by launchers", minimum=-1, maximum=MOST_RANKS),
+        Knob("size", -1, "number of ranks, set by launchers", minimum=-1, maximum=MOST_RANKS),
         Knob("rendezvous", "", "host:port where rank 0 gathers the ranks' endpoints, set by launchers or by hand"),
         Knob("secret_file", "", "file that holds the job's secret, readable by its owner only"),
         Knob(
@@ -134,14 +153,26 @@ KNOBS: dict[str, Knob] = {
 def _parse(knob: Knob, text: str) -> Any:
     kind = type(knob.default)
     try:
-        value: Any = text.strip().lower() in ("1", "true", "yes", "on") if kind is bool else kind(text)
+        value: Any = _truth(text) if kind is bool else kind(text)
+        if kind is str:
+            text.encode()  # bytes of the environment that are no UTF-8 come as what cannot be encoded
     except ValueError:
-        raise ValueError(f"{knob.variable}={text!r} was found, a value of type {kind.__name__} was expected") from None
+        raise ValueError(f"{knob.variable}={text!r} was found, {_EXPECTED[kind]} was expected") from None
     if knob.choices and value not in knob.choices:
         raise ValueError(f"{knob.variable}={text!r} was found, one of {', '.join(knob.choices)} was expected")
-    if knob.minimum is not None and value < knob.minimum:
+    if knob.minimum is not None and not value >= knob.minimum:  # so that nan is refused
         raise ValueError(f"{knob.variable}={text!r} was found, a value of at least {knob.minimum:g} was expected")
+    maximum = _MAXIMA.get(kind) if knob.maximum is None else knob.maximum
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{knob.variable}={text!r} was found, a value of at most {maximum:.12g} was expected")
     return value
+
+
+def _truth(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _TRUE + _FALSE:
+        raise ValueError(word)
+    return word in _TRUE
 
 
 def get(name: str, env: Mapping[str, str] | None = None) -> Any:

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Mapping
 
 from sparkvod import config, log
-from sparkvod.errors import LaunchError
+from sparkvod.errors import CollectiveTimeoutError, LaunchError
 from sparkvod.launch.context import WorldContext
 from sparkvod.launch.rendezvous import Rendezvous
 
@@ -49,7 +49,7 @@ def _own(env: Mapping[str, str]) -> WorldContext | None:
         return WorldContext(rank, size, lambda data: [data], secret)
     address = _address(config.get("rendezvous", env))
     _warn_without_secret(rank, address, secret)
-    return WorldContext(rank, size, _rendezvous(rank, size, address, secret, env), secret)
+    return WorldContext(rank, size, _rendezvous(rank, size, address, secret, env, "SPARKVOD_RENDEZVOUS"), secret)
 
 
 def _torchrun(env: Mapping[str, str]) -> WorldContext | None:
@@ -62,11 +62,13 @@ def _torchrun(env: Mapping[str, str]) -> WorldContext | None:
         return WorldContext(rank, size, lambda data: [data], secret)
     _complain_of_half({**needed, **{name: env.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}})
     address = (env["MASTER_ADDR"], _number("MASTER_PORT", env))
+    if not 0 < address[1] < 65536:
+        raise ValueError(f"MASTER_PORT={address[1]} was found, a port from 1 to 65535 was expected")
     _warn_without_secret(rank, address, secret)
     if env.get(_AGENT_STORE) == "True":
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
         return WorldContext(rank, size, _agent_store(rank, size, address, attempt, env), secret)
-    return WorldContext(rank, size, _rendezvous(rank, size, address, secret, env), secret)
+    return WorldContext(rank, size, _rendezvous(rank, size, address, secret, env, "MASTER_ADDR"), secret)
 
 
 def _warn_without_secret(rank: int, address: tuple[str, int], secret: bytes | None) -> None:
@@ -90,9 +92,12 @@ def _complain_of_half(needed: Mapping[str, str]) -> None:
 
 def _number(name: str, env: Mapping[str, str]) -> int:
     try:
-        return int(env[name])
+        number = int(env[name])
     except ValueError:
         raise ValueError(f"{name}={env[name]!r} was found, a whole number was expected") from None
+    if abs(number) > config.MOST_RANKS:
+        raise ValueError(f"{name}={env[name]!r} was found, a value of at most {config.MOST_RANKS} was expected")
+    return number
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -127,11 +132,12 @@ def _secret(env: Mapping[str, str]) -> bytes | None:
 
 
 def _rendezvous(
-    rank: int, size: int, address: tuple[str, int], secret: bytes | None, env: Mapping[str, str]
+    rank: int, size: int, address: tuple[str, int], secret: bytes | None, env: Mapping[str, str], variable: str
 ) -> Callable[[bytes], list[bytes]]:
-    # Without a secret the key only keeps strangers by accident out: port scanners, ranks of another job.
-    key = secret or f"{address[0]}:{address[1]}/{size}".encode()
-    return Rendezvous(rank, size, address, key, config.get("start_timeout", env))
+    # Without a secret the key only keeps strangers by accident out: port scanners, ranks of another job. The size is
+    # not in it, so that ranks which disagree about it are told so.
+    key = secret or f"{address[0]}:{address[1]}".encode()
+    return Rendezvous(rank, size, address, key, config.get("start_timeout", env), variable)
 
 
 def _is_loopback(host: str) -> bool:
@@ -153,11 +159,31 @@ def _agent_store(
         from torch.distributed import TCPStore
 
         nonlocal generation
-        timeout = timedelta(seconds=config.get("start_timeout", env))
-        store = TCPStore(address[0], address[1], is_master=False, timeout=timeout, wait_for_workers=False)
+        seconds = config.get("start_timeout", env)
         prefix = f"sparkvod/{attempt}/{generation}/"
         generation += 1
-        store.set(f"{prefix}{rank}", base64.b64encode(data).decode())
-        return [base64.b64decode(store.get(f"{prefix}{other}")) for other in range(size)]
+        where = "torchrun's store"
+        try:
+            store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=seconds), wait_for_workers=False)
+            store.set(f"{prefix}{rank}", f"{size}:{base64.b64encode(data).decode()}")
+            gathered = []
+            for other in range(size):
+                where = f"rank {other}"
+                its_size, _, its_data = store.get(f"{prefix}{other}").partition(b":")
+                if int(its_size) != size:
+                    raise LaunchError(
+                        f"rank {other} says that the world has {int(its_size)} ranks, rank {rank} says {size}; check "
+                        "what sets WORLD_SIZE"
+                    )
+                gathered.append(base64.b64decode(its_data))
+            return gathered
+        except RuntimeError as error:
+            if isinstance(error, LaunchError):
+                raise
+            raise CollectiveTimeoutError(
+                f"rank {rank} waited for {where} at MASTER_ADDR={address[0]}, MASTER_PORT={address[1]} ({error}), all "
+                f"{size} ranks were expected within {seconds:g} s; check that each calls init() and that the address "
+                "can be reached, or raise SPARKVOD_START_TIMEOUT"
+            ) from error
 
     return allgather

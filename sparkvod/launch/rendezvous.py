@@ -53,9 +53,19 @@ class Rendezvous:
         address: (host, port) on which rank 0 listens and which the others can reach.
         key: what all ranks know and strangers do not.
         timeout: seconds within which one gather must end.
+        variable: the environment variable that the address's host came from, for messages.
     """
 
-    def __init__(self, rank: int, size: int, address: tuple[str, int], key: bytes, timeout: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        address: tuple[str, int],
+        key: bytes,
+        timeout: float,
+        variable: str = "SPARKVOD_RENDEZVOUS",
+    ) -> None:
+        self._variable = variable
         self.rank, self.size, self.address, self.timeout = rank, size, address, timeout
         self._key = hashlib.sha256(b"sparkvod rendezvous\0" + key).digest()
         self._generation = 0
@@ -82,7 +92,10 @@ class Rendezvous:
 
     def _listen(self) -> socket.socket:
         host, port = self.address
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        try:
+            info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        except (socket.gaierror, UnicodeError) as e:
+            raise LaunchError(self._unknown_host(e)) from e
         listener = socket.socket(info[0], socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,6 +115,12 @@ class Rendezvous:
                 "expected; choose another one in SPARKVOD_RENDEZVOUS (or MASTER_PORT)"
             ) from e
         return listener
+
+    def _unknown_host(self, error: Exception) -> str:
+        return (
+            f"rank {self.rank} cannot resolve the host {self.address[0]!r} of {self._variable} ({error}), a name or "
+            "address of rank 0's host was expected; check the variable and this host's name service"
+        )
 
     def _serve(self, data: bytes, deadline: float) -> list[bytes]:
         arrived: dict[int, _Guest] = {}
@@ -179,16 +198,24 @@ class Rendezvous:
     # --- the other ranks ----------------------------------------------------------------------------------------
 
     def _join(self, data: bytes, deadline: float) -> list[bytes]:
-        reason = "nobody listens"
+        reason, unknown = "nobody listens", ""
         pause = 0.01
         while (left := deadline - time.monotonic()) > 0:
             try:
                 with socket.create_connection(self.address, timeout=left) as sock:
                     return self._exchange(sock, data, deadline + _ANSWER_SECONDS)
+            except UnicodeError as e:  # no host can have such a name
+                raise LaunchError(self._unknown_host(e)) from e
             except (OSError, EOFError) as e:
-                reason = str(e) or type(e).__name__
+                # A name may come into being with its host, as those of pods do: so it is tried until the deadline.
+                unknown = self._unknown_host(e) if isinstance(e, socket.gaierror) else ""
+                if unknown and reason != unknown:
+                    log.get("launch").warning("%s; trying again for %.0f s", unknown, left)
+                reason = unknown or str(e) or type(e).__name__
             time.sleep(min(pause, max(deadline - time.monotonic(), 0)))
             pause = min(pause * 1.5, 0.25)
+        if unknown:
+            raise LaunchError(f"{unknown} (tried for {self.timeout:g} s)")
         raise CollectiveTimeoutError(
             f"rank {self.rank} could not gather at the rendezvous {self.address[0]}:{self.address[1]} within "
             f"{self.timeout:g} s (last: {reason}), rank 0 was expected to listen there with the same secret; start it, "

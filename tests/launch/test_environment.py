@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sparkvod.errors import LaunchError
+from sparkvod.errors import CollectiveTimeoutError, LaunchError
 from sparkvod.launch.environment import from_environment
 from tests.launch.worlds import free_port, together
 
@@ -87,6 +89,10 @@ def test_half_a_world_is_an_error(env: dict[str, str], missing: str) -> None:
         (own(0, 2, 1) | {"SPARKVOD_RENDEZVOUS": "x:99999"}, "host:port"),
         (own(2, 2, 1), "rank 2 of a world of 2 was found"),
         (torchrun(-1, 2, 1), "rank -1 of a world of 2 was found"),
+        (torchrun(0, 2, 99999), "MASTER_PORT=99999 was found, a port from 1 to 65535"),
+        (torchrun(0, 2, 0), "MASTER_PORT=0 was found, a port from 1 to 65535"),
+        (torchrun(0, 1 << 40, 1), "WORLD_SIZE='1099511627776' was found, a value of at most"),
+        (own(0, 1 << 40, 1), "SPARKVOD_SIZE='1099511627776' was found, a value of at most"),
     ],
 )
 def test_values_that_fit_no_world(env: dict[str, str], said: str) -> None:
@@ -121,3 +127,45 @@ def test_meeting_without_a_secret_on_a_network_is_warned_of(caplog: pytest.LogCa
     from_environment({**torchrun(1, 2, 1), "MASTER_ADDR": "10.1.2.3"})
     from_environment(torchrun(0, 2, 1))
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("describe", [own, torchrun])
+def test_sizes_that_differ_are_named_on_both_sides(describe: Callable[[int, int, int], dict[str, str]]) -> None:
+    port = free_port()
+    worlds = [from_environment({**describe(rank, 2 + rank, port), "SPARKVOD_START_TIMEOUT": "20"}) for rank in range(2)]
+    begun = time.monotonic()
+    errors = together([lambda w=w: _error_of(w.allgather) for w in worlds])
+    assert time.monotonic() - begun < 5
+    assert all("rank 1 says that the world has 3 ranks, rank 0 says 2" in error for error in errors)
+
+
+def test_sizes_that_differ_are_named_at_torchruns_store() -> None:
+    distributed = pytest.importorskip("torch.distributed", reason="torchrun's store is torch's")
+    port = free_port()
+    store = distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "SPARKVOD_START_TIMEOUT": "20"}
+    worlds = [from_environment({**torchrun(rank, 2 + rank, port), **agent}) for rank in range(2)]
+    errors = together([lambda w=w: _error_of(w.allgather) for w in worlds])
+    assert "rank 1 says that the world has 3 ranks, rank 0 says 2" in errors[0]
+    assert "rank 0 says that the world has 2 ranks, rank 1 says 3" in errors[1]
+    late = {"TORCHELASTIC_RESTART_COUNT": "7", "SPARKVOD_START_TIMEOUT": "0.5"}
+    alone = from_environment({**torchrun(0, 2, port), **agent, **late})
+    with pytest.raises(CollectiveTimeoutError, match=r"rank 0 waited for rank 1 at MASTER_ADDR=127\.0\.0\.1"):
+        alone.allgather(b"x")
+    del store
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 300])
+def test_a_host_that_cannot_be_resolved_is_named(rank: int, host: str) -> None:
+    short = {"SPARKVOD_START_TIMEOUT": "0.3"}
+    by_torchrun = from_environment({**torchrun(rank, 2, 1), "MASTER_ADDR": host, **short})
+    assert f"rank {rank} cannot resolve the host '{host}' of MASTER_ADDR" in _error_of(by_torchrun.allgather)
+    by_hand = from_environment({**own(rank, 2, 1), "SPARKVOD_RENDEZVOUS": f"{host}:1", **short})
+    assert f"cannot resolve the host '{host}' of SPARKVOD_RENDEZVOUS" in _error_of(by_hand.allgather)
+
+
+def _error_of(allgather: Callable[[bytes], object]) -> str:
+    with pytest.raises(LaunchError) as caught:
+        allgather(b"x")
+    return str(caught.value)
