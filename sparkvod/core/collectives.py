@@ -70,7 +70,10 @@ def allreduce(
     source, output, finish = _arrange(adapter, tensor, in_place)
     address, count, dtype, shape = adapter.describe(source)
     to = address if output is source else adapter.describe(output)[0]
-    handle = engine.allreduce(name, address, to, count, dtype, op, prescale, postscale, shape, wake)
+    try:
+        handle = engine.allreduce(name, address, to, count, dtype, op, prescale, postscale, shape, wake)
+    except TypeError as error:
+        raise ops.explained(error, name, prescale, postscale) from None
     return Pending(engine, handle, finish, (tensor, source, output))
 
 
@@ -82,7 +85,10 @@ def allreduce_now(
         return allreduce(adapter, tensor, name, op, prescale, postscale, in_place=True, wake=False).wait()
     address, count, dtype, shape = adapter.describe(tensor)
     engine = basics.engine()
-    handle = engine.allreduce(name, address, address, count, dtype, op, prescale, postscale, shape, False)
+    try:
+        handle = engine.allreduce(name, address, address, count, dtype, op, prescale, postscale, shape, False)
+    except TypeError as error:
+        raise ops.explained(error, name, prescale, postscale) from None
     try:
         engine.wait(handle)
     except BaseException:
@@ -111,7 +117,12 @@ def grouped_allreduce(
         address, count, dtype, shape = adapter.describe(source)
         to = address if output is source else adapter.describe(output)[0]
         entries.append((address, to, count, dtype, shape))
-    handle = engine.grouped_allreduce(name, entries, op, prescale, postscale, wake)
+    if in_place:
+        ops.check_distinct([(to, count) for _, to, count, _, _ in entries], name)
+    try:
+        handle = engine.grouped_allreduce(name, entries, op, prescale, postscale, wake)
+    except TypeError as error:
+        raise ops.explained(error, name, prescale, postscale) from None
 
     def finish(_: Pending) -> list[Any]:
         return [
@@ -130,7 +141,10 @@ def broadcast(
     source, output, finish = _arrange(adapter, tensor, in_place)
     address, count, dtype, shape = adapter.describe(source)
     to = address if output is source else adapter.describe(output)[0]
-    handle = engine.broadcast(name, address, to, count, dtype, root_rank, shape, wake)
+    try:
+        handle = engine.broadcast(name, address, to, count, dtype, root_rank, shape, wake)
+    except TypeError as error:
+        raise ops.explained(error, name) from None
     return Pending(engine, handle, finish, (tensor, source, output))
 
 
@@ -139,7 +153,10 @@ def allgather(adapter: Adapter, tensor: Any, name: str, *, wake: bool = True) ->
     engine = basics.engine()
     source = adapter.host(tensor)
     address, _, dtype, shape = adapter.describe(source)
-    handle = engine.allgather(name, address, shape if len(shape) else [1], dtype, wake)
+    try:
+        handle = engine.allgather(name, address, shape if len(shape) else [1], dtype, wake)
+    except TypeError as error:
+        raise ops.explained(error, name) from None
 
     def finish(pending: Pending) -> tuple[Any, list[int]]:
         memory, rows = engine.gathered(pending.handle)
@@ -156,7 +173,10 @@ def grouped_allgather(adapter: Adapter, tensors: Sequence[Any], name: str, *, wa
     for source in sources:
         address, _, dtype, shape = adapter.describe(source)
         entries.append((address, shape if len(shape) else [1], dtype))
-    handle = engine.grouped_allgather(name, entries, wake)
+    try:
+        handle = engine.grouped_allgather(name, entries, wake)
+    except TypeError as error:
+        raise ops.explained(error, name) from None
 
     def finish(pending: Pending) -> list[tuple[Any, list[int]]]:
         return [
@@ -192,7 +212,10 @@ def reducescatter(
         output = adapter.empty_rows(source, rows)
         entries.append((address, adapter.describe(output)[0], shape, dtype))
         arranged.append((tensor, source, output))
-    handle = engine.grouped_reducescatter(name, entries, op, prescale, postscale, wake)
+    try:
+        handle = engine.grouped_reducescatter(name, entries, op, prescale, postscale, wake)
+    except TypeError as error:
+        raise ops.explained(error, name, prescale, postscale) from None
     return Pending(
         engine, handle, lambda _: [adapter.place_like(output, tensor) for tensor, _, output in arranged], arranged
     )
@@ -210,7 +233,10 @@ def alltoall(
     address, _, dtype, shape = adapter.describe(source)
     if splits is not None and len(splits) == 0:
         raise ValueError(f"no splits were found, one for each of {basics.size()} ranks was expected")
-    handle = engine.alltoall(name, address, shape, dtype, splits or (), wake)
+    try:
+        handle = engine.alltoall(name, address, shape, dtype, splits or (), wake)
+    except TypeError as error:
+        raise ops.explained(error, name) from None
 
     def finish(pending: Pending) -> tuple[Any, list[int]]:
         memory, rows = engine.gathered(pending.handle)
@@ -222,7 +248,11 @@ def alltoall(
 def barrier(name: str) -> None:
     """Returns when all ranks have called it."""
     engine = basics.engine()
-    Pending(engine, engine.barrier(name, False), None, None).wait()
+    try:
+        handle = engine.barrier(name, False)
+    except TypeError as error:
+        raise ops.explained(error, name) from None
+    Pending(engine, handle, None, None).wait()
 
 
 def _arrange(adapter: Adapter, tensor: Any, in_place: bool) -> tuple[Any, Any, Any]:

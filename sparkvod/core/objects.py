@@ -39,6 +39,8 @@ def broadcast_object(
     ops.check_process_set(process_set)
     engine, world = basics.engine(), basics.world()
     ops.check_root(root_rank, world.size)
+    if name is not None:
+        ops.check_name(name)
     is_root = world.rank == root_rank
     data, error = _pickled(obj, world.rank) if is_root else (b"", None)
     borrowed = None if name else world.borrow_name("broadcast_object")
@@ -75,6 +77,8 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         HorovodInternalError: the collective failed.
     """
     engine, world = basics.engine(), basics.world()
+    if name is not None:
+        ops.check_name(name)
     pickled, error = _pickled(obj, world.rank)
     data = (_FAILED if error else _PICKLED) + pickled
     body = engine.allocate(len(data))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Sequence
+from typing import SupportsFloat, SupportsIndex
 
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 
@@ -86,10 +88,68 @@ def check_root(root_rank: int, size: int) -> None:
     """Checks the root of a broadcast.
 
     Raises:
+        TypeError: it is no whole number.
         ValueError: it is no rank of the world.
     """
-    if not 0 <= root_rank < size:
+    if not isinstance(root_rank, SupportsIndex):
+        raise TypeError(f"root_rank={root_rank!r} was found, a rank from 0 to {size - 1} was expected")
+    if not 0 <= operator.index(root_rank) < size:
         raise ValueError(f"root_rank={root_rank} was found, a rank from 0 to {size - 1} was expected")
+
+
+def check_name(name: object) -> None:
+    """Checks the name of a collective.
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: it has characters that UTF-8 cannot encode.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name={name!r} was found, a string, the same on all ranks, was expected")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"name={name!r} was found, text that UTF-8 can encode was expected; leave out {name[error.start]!r}"
+        ) from None
+
+
+def explained(error: TypeError, name: object, *scales: object) -> Exception:
+    """Returns what to raise when the engine cannot take arguments: words about the one that is wrong.
+
+    Looked at afterwards only, so that right arguments pay nothing.
+
+    Args:
+        error: the engine's error, returned when no argument known here is wrong.
+        name: the collective's name.
+        *scales: the factors before and after the reduction.
+    """
+    try:
+        check_name(name)
+    except (TypeError, ValueError) as better:
+        return better
+    for what, scale in zip(("prescale_factor", "postscale_factor"), scales, strict=False):
+        if not isinstance(scale, (SupportsFloat, SupportsIndex)):
+            return TypeError(f"{what}={scale!r} was found, a number was expected")
+    return error
+
+
+def check_distinct(places: Sequence[tuple[int, int]], name: str) -> None:
+    """Checks that no memory is reduced twice in one operation in place, which would depend on the algorithm.
+
+    Args:
+        places: address and number of elements of each tensor.
+        name: the operation's name.
+
+    Raises:
+        ValueError: two tensors begin at the same address.
+    """
+    addresses = [address for address, count in places if count]
+    if len(set(addresses)) < len(addresses):
+        raise ValueError(
+            f"the same tensor was found twice in '{name}', distinct ones were expected; pass each once, or use the "
+            "form that returns new tensors"
+        )
 
 
 def predivide_scales(factor: float, size: int) -> tuple[float, float]:

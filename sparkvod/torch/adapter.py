@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -96,14 +97,24 @@ def empty(*shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
 
     Raises:
         NotInitializedError: before ``init``.
-        ValueError: the dtype has no code in the engine.
+        TypeError: a dimension is no whole number, or ``dtype`` no dtype.
+        ValueError: a dimension is negative, there are too many elements, or the dtype has no code in the engine.
+        HorovodInternalError: the rank's engine memory has no room for it.
     """
-    dims = torch.Size(shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape)
+    dims: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    if not all(isinstance(length, SupportsIndex) for length in dims):
+        raise TypeError(f"a shape of {dims!r} was found, whole numbers were expected")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype={dtype!r} was found, a dtype as torch.float32 was expected")
+    dims = [operator.index(length) for length in dims]
     dtype = dtype or torch.get_default_dtype()
-    if dims.numel() == 0:
-        return torch.empty(dims, dtype=dtype)
-    itemsize = ops.ITEMSIZES[dtype_code(dtype)]
-    return over(basics.engine().allocate(dims.numel() * itemsize), dtype, 0, dims)
+    nbytes = math.prod(dims) * ops.ITEMSIZES[dtype_code(dtype, "a tensor")]
+    if any(length < 0 or length >= 1 << 63 for length in dims) or nbytes >= 1 << 63:
+        raise ValueError(
+            f"a shape of {dims} was found, dimensions from 0 and less than 2**63 bytes in all were expected"
+        )
+    engine = basics.engine()
+    return torch.empty(dims, dtype=dtype) if nbytes == 0 else over(engine.allocate(nbytes), dtype, 0, dims)
 
 
 def over(

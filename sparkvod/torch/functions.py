@@ -32,7 +32,11 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
             f"params of type {type(params).__name__} was found, a state_dict or named parameters were expected; "
             "pass model.state_dict()"
         )
-    pairs = sorted(params.items()) if isinstance(params, Mapping) else [_named(entry) for entry in params]
+    pairs = (
+        sorted(params.items(), key=lambda pair: str(pair[0]))
+        if isinstance(params, Mapping)
+        else [_named(entry) for entry in params]
+    )
     started = []
     for number, (name, value) in enumerate(pairs):
         if isinstance(value, torch.Tensor):
@@ -78,6 +82,8 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("an LBFGS optimizer was found, one whose state can be broadcast was expected; use another one")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"a {type(optimizer).__name__} was found, a torch.optim.Optimizer was expected")
     is_root = basics.rank() == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = broadcast_object(

@@ -140,7 +140,7 @@ def allreduce_(
     try:
         return collectives.allreduce_now(adapter, tensor, borrowed, op, prescale_factor, postscale_factor)
     finally:
-        if name is None:
+        if not name:
             world.return_name("allreduce", borrowed)
 
 

@@ -7,6 +7,8 @@ rows calls ``step()`` without a backward pass and contributes nothing.
 
 from __future__ import annotations
 
+import math
+import numbers
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -193,6 +195,7 @@ def DistributedOptimizer(  # noqa: N802
 
     Raises:
         NotInitializedError: before ``init``.
+        TypeError: an argument is of a wrong type.
         ValueError: an argument, or a parameter's dtype, cannot be used.
     """
     ops.check_process_set(process_set)
@@ -202,9 +205,16 @@ def DistributedOptimizer(  # noqa: N802
             f"gradient_predivide_factor={gradient_predivide_factor} was found with op=Sum, it was expected with "
             "op=Average only; leave it out"
         )
-    if gradient_predivide_factor <= 0:
+    if not _is_number(gradient_predivide_factor) or not 0 < gradient_predivide_factor < math.inf:
         raise ValueError(
             f"gradient_predivide_factor={gradient_predivide_factor} was found, a positive one was expected"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"a {type(optimizer).__name__} was found, a torch.optim.Optimizer to wrap was expected")
+    if not all(callable(getattr(compression, method, None)) for method in ("compress", "decompress")):
+        raise TypeError(
+            f"compression={compression!r} was found, Compression.none, .fp16, .bf16 or a class with compress and "
+            "decompress was expected"
         )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if num_groups:
@@ -230,8 +240,12 @@ def DistributedOptimizer(  # noqa: N802
     return distributed
 
 
-def _positive(passes: int) -> int:
-    if passes <= 0:
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _positive(passes: Any) -> int:
+    if isinstance(passes, bool) or not isinstance(passes, numbers.Integral) or passes <= 0:
         raise ValueError(f"backward_passes_per_step={passes} was found, a positive number was expected")
     return passes
 
@@ -243,6 +257,11 @@ def _names(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Any]] | N
             for number, group in enumerate(optimizer.param_groups)
             for index in range(len(group["params"]))
         ]
+    if not isinstance(named_parameters, Iterable):
+        raise TypeError(
+            f"named_parameters of type {type(named_parameters).__name__} was found, (name, parameter) tuples were "
+            "expected; pass model.named_parameters()"
+        )
     pairs = list(named_parameters)
     strange = [entry for entry in pairs if not (isinstance(entry, tuple) and len(entry) == 2)]
     if strange:
