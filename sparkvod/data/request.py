@@ -88,6 +88,11 @@ def check(
     )
 
 
+def check_type(df: Any, name: str) -> None:
+    """Raises ``DataError`` if the type of a DataFrame's column cannot become a tensor."""
+    _column(name, df.schema[name].dataType)
+
+
 def _names(parameter: str, value: Sequence[str]) -> list[str]:
     if isinstance(value, str):
         raise DataError(f"{parameter}={value!r} was found, a list of column names was expected; write [{value!r}]")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sparkvod.errors import require
+
 if TYPE_CHECKING:
     from sparkvod.estimators.callbacks import Callback
     from sparkvod.estimators.torch import TorchEstimator, TorchModel
@@ -27,4 +29,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
     module, attribute = _PLACES[name]
+    if name != "SparkBackend":  # it says so by itself when it is used
+        require("spark", f"sparkvod.estimators.{name}", "pyspark", "numpy", "pyarrow", "fsspec")
+    if module == "sparkvod.estimators.torch":
+        require("torch", f"sparkvod.estimators.{name}", "torch")
     return getattr(importlib.import_module(module), attribute)

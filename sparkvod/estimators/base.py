@@ -10,7 +10,7 @@ import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -148,6 +148,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
             )
 
     def _fit(self, dataset: DataFrame) -> ModelBase:
+        require_spark(dataset, "fit")
         timings, began = Timings(), time.perf_counter()
         with timings.phase("preparing"), self._listening() as listener:
             _announce(listener, "preparing", "preparing the data")
@@ -250,7 +251,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
             self._check_values(plan, data)
             task = self._task(launcher.num_processes(), payload, store, data, plan)
             self._check_run(task)
-        with self._listening() as listener:
+        with checkpoint.alone(store, task.run_id), self._listening() as listener:
             started = time.time()
             results = self._run_until_done(launcher, task, listener)
             ended = time.time()
@@ -339,6 +340,15 @@ class EstimatorBase(TableParams, Saved, Estimator):
         header = checkpoint.read_header(task.store, task.run_id) if self.value("run_id") else None
         if header is not None:
             checkpoint.require_same(task.fingerprint, header["fingerprint"], task.run_id, header["step"])
+            if header["epoch"] > task.epochs:
+                _LOG.warning(
+                    "run %r has done %d epochs and epochs=%d was found: nothing is trained, and the model after %d "
+                    "epochs is returned; pass another run_id for a shorter run",
+                    task.run_id,
+                    header["epoch"],
+                    task.epochs,
+                    header["epoch"],
+                )
 
     @contextmanager
     def _listening(self) -> Iterator[Callable[[dict[str, Any]], None] | None]:
@@ -359,8 +369,12 @@ class EstimatorBase(TableParams, Saved, Estimator):
 
     def _check_early(self, dataset: DataFrame, payload: bytes, asked: dict[str, Any]) -> None:
         """Checks columns, and model against columns if the schema tells all widths; else that waits for the data."""
-        known = {column.name: column for column in request.check(dataset, **asked).columns}
         names = asked["feature_cols"]
+        if not self.value("feature_cols"):
+            for name in names:
+                with _taken_by_default():
+                    request.check_type(dataset, name)
+        known = {column.name: column for column in request.check(dataset, **asked).columns}
         shapes = self.value("input_shapes") or []
         if len(shapes) != len(names):
             shapes = [None] * len(names)
@@ -376,7 +390,8 @@ class EstimatorBase(TableParams, Saved, Estimator):
             others = sorted(filter(None, {*labels, weight, self.value("validation")}))
             raise DataError(f"there are no feature columns beside {others}, at least one was expected")
         for name in dict.fromkeys([*features, *labels, *filter(None, [weight])]):
-            column = data.column(name)
+            with _taken_by_default() if name in features and not self.value("feature_cols") else nullcontext():
+                column = data.column(name)
             if name == weight and column.kind != "scalar":
                 raise DataError(f"sample_weight_col {name!r} is a vector, a column of numbers was expected")
             other = column if data.val is None else data.val.column(name)
@@ -434,6 +449,18 @@ class EstimatorBase(TableParams, Saved, Estimator):
 def _shares_directories(spark: Any) -> bool:
     """Returns whether the executors share the driver's temporary directory: a local master on this host."""
     return spark is not None and str(spark.conf.get("spark.master", "")).startswith("local") and on_this_host(spark)
+
+
+@contextmanager
+def _taken_by_default() -> Iterator[None]:
+    """Says why a column that cannot be a feature is one."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(
+            f"{error}. It is a feature because no feature_cols were found: then all columns are, other than labels, "
+            "weights and validation; pass feature_cols=[...]"
+        ) from None
 
 
 def _with_width(dataset: DataFrame, column: Column, shape: Sequence[int] | None) -> Column:

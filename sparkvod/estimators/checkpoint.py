@@ -9,14 +9,18 @@ from __future__ import annotations
 import io
 import json
 import posixpath
+import threading
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparkvod.errors import StoreError
 
 _VERSION = 1
+_active: set[str | None] = set()
+_lock = threading.Lock()
 #: Names in fingerprints that only the sums of an epoch under way depend on.
 FREE_BETWEEN_EPOCHS = ("metrics",)
 
@@ -143,8 +147,31 @@ def require_same(found: Mapping[str, Any], expected: Mapping[str, Any], run_id: 
         hint = f" ({', '.join(FREE_BETWEEN_EPOCHS)} may change between epochs, not in step {step} of one)"
         raise ValueError(
             f"run {run_id!r} has a checkpoint of another training: {'; '.join(changed.values())}. "
-            f"The same data, model and Params were expected{hint if within else ''}; pass them, or another run_id"
+            f"The same data, model and Params were expected{hint if within else ''}; pass them, or another run_id (in "
+            "a search over Params or folds leave run_id out: each fit then gets a run of its own)"
         )
+
+
+@contextmanager
+def alone(store: Any, run_id: str) -> Iterator[None]:
+    """Keeps two fits of this process out of one run at a time, as a search with ``parallelism`` would make them.
+
+    Raises:
+        ValueError: another fit is training this run.
+    """
+    path = path_of(store, run_id)
+    with _lock:
+        if path is not None and path in _active:
+            raise ValueError(
+                f"run {run_id!r} is being trained by another fit in this process, a run of its own was expected for "
+                "each; in a search over Params or folds leave run_id out"
+            )
+        _active.add(path)
+    try:
+        yield
+    finally:
+        with _lock:
+            _active.discard(path)
 
 
 def _damaged(path: str, error: BaseException) -> StoreError:

@@ -130,6 +130,23 @@ def function(value: Any) -> Any:
     return value
 
 
+def scheduler(value: Any) -> Any:
+    """Takes a function of the optimizer; a scheduler is one of another optimizer, which is copied for training."""
+    if not callable(value):
+        raise TypeError(
+            "a function of the optimizer that returns a scheduler was expected; write "
+            "functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1) and the like"
+        )
+    return value
+
+
+def groups(value: Any) -> list[Any]:
+    """Takes a list of functions, or of lists of them."""
+    if callable(value):
+        raise TypeError("a list of functions was expected; write metrics=[f]")
+    return a_list(value)
+
+
 def functions(value: Any) -> Any:
     """Takes something that can be called (or the name of one, for frameworks that know names), or a list of them."""
     for item in value if isinstance(value, (list, tuple)) else [value]:

@@ -197,3 +197,17 @@ def weights(columns: Mapping[str, np.ndarray], name: str | None) -> np.ndarray |
 def as_dict(columns: Sequence[Any]) -> dict[str, dict[str, Any]]:
     """Returns columns as plain values, for a model's metadata."""
     return {c.name: {"dtype": c.dtype, "shape": list(c.shape), "spark_type": c.spark_type} for c in columns}
+
+
+def require_spark(dataset: Any, method: str) -> None:
+    """Refuses what is no Spark DataFrame.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if hasattr(dataset, "sparkSession") and hasattr(dataset, "mapInArrow"):
+        return
+    kind = f"{type(dataset).__module__.partition('.')[0]} {type(dataset).__name__}"
+    raise TypeError(
+        f"{method} was called with a {kind}, a Spark DataFrame was expected; make one with spark.createDataFrame(...)"
+    )

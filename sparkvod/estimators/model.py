@@ -19,7 +19,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from sparkvod.data.schema import quoted
 from sparkvod.errors import DataError
-from sparkvod.estimators.columns import Input
+from sparkvod.estimators.columns import Input, require_spark
 from sparkvod.estimators.params import TableParams
 from sparkvod.estimators.persistence import Saved
 from sparkvod.estimators.predictor import Output, Predictor
@@ -96,6 +96,7 @@ class ModelBase(TableParams, Saved, Model):
         return list(names)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        require_spark(dataset, "transform")
         metadata = self.value("_metadata")
         outputs = tuple(
             output_of(name, metadata["columns"][label]["spark_type"], tuple(tail))

@@ -62,13 +62,13 @@ ESTIMATOR: tuple[Entry, ...] = (
     Entry(
         "metrics",
         [],
-        checks.a_list,
+        checks.groups,
         "groups of metrics: each a function f(output, label), or a list with one per label",
     ),
     Entry(
         "lr_scheduler",
         None,
-        checks.function,
+        checks.scheduler,
         "function of the optimizer that returns a scheduler; it steps once per epoch",
         ("torch",),
     ),
@@ -178,7 +178,13 @@ ESTIMATOR: tuple[Entry, ...] = (
         checks.choice("auto", "arrow", "petastorm"),
         "how data is read: auto (petastorm for what Petastorm wrote, else arrow), arrow or petastorm",
     ),
-    Entry("partitions_per_process", 10, _POSITIVE, "Parquet files per rank that data is prepared in, at most"),
+    Entry(
+        "partitions_per_process",
+        10,
+        _POSITIVE,
+        "upper bound on the partitions that prepared data keep: num_proc times this, rounded up to a power of two and "
+        "at least 128; a DataFrame with fewer keeps its own",
+    ),
     Entry(
         "transformation_fn",
         None,

@@ -57,3 +57,12 @@ def test_metrics_may_change_between_epochs_only():
         ValueError, match=r"metrics is \['f'\] and was \[\]\. .*may change between epochs, not in step 3"
     ):
         checkpoint.require_same(now, before, "run", step=3)
+
+
+def test_a_run_is_trained_by_one_fit_at_a_time(tmp_path):
+    store = Store.create(str(tmp_path))
+    refused = pytest.raises(ValueError, match=r"run 'run' is being trained by another fit .* leave run_id out")
+    with checkpoint.alone(store, "run"), checkpoint.alone(store, "other"), refused, checkpoint.alone(store, "run"):
+        raise AssertionError
+    with checkpoint.alone(store, "run"):
+        pass

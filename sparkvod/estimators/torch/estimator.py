@@ -61,6 +61,10 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
 
         model, optimizer = self.value("model"), self.value("optimizer")
         if not isinstance(model, nn.Module):
+            if isinstance(model, type):
+                raise ValueError(
+                    f"the class model={model.__name__} was found, a module was expected; write {model.__name__}(...)"
+                )
             raise ValueError(f"model={type(model).__name__} was found, a torch.nn.Module was expected")
         if optimizer is None or not (isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)):
             raise ValueError(
@@ -77,6 +81,8 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
             raise ValueError(
                 f"loss={self.value('loss')!r} was found, a function or module was expected, such as torch.nn.MSELoss()"
             )
+        _refuse_classes("loss", self.value("loss"))
+        _refuse_classes("metrics", self.value("metrics"))
         labels = self.value("label_cols")
         weights = self.value("loss_weights")
         if weights is not None and len(weights) != len(labels):
@@ -186,6 +192,20 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
             loss_constructors=self.value("loss_constructors"),
             **params,
         )
+
+
+def _refuse_classes(name: str, value: Any) -> None:
+    """Refuses a module's class where an instance is meant: called with output and label it would make one of them."""
+    from torch import nn
+
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(item, (list, tuple)):
+            _refuse_classes(name, item)
+        elif isinstance(item, type) and issubclass(item, nn.Module):
+            raise ValueError(
+                f"the class {item.__name__} was found in {name}, an instance of it was expected; write "
+                f"{item.__name__}()"
+            )
 
 
 def _is_function(optimizer: Any) -> bool:

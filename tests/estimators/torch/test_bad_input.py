@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkvod.errors import DataError, LaunchError, StoreError
-from sparkvod.estimators import TorchEstimator
+from sparkvod.estimators import TorchEstimator, TorchModel
 from tests.contracts.estimator import FEATURES, frame
 
 torch = pytest.importorskip("torch", reason="the PyTorch estimator needs torch")
@@ -75,6 +75,9 @@ def stranger() -> Any:
         ({"loss": None}, ValueError, "neither loss nor loss_constructors"),
         ({"loss": "mse"}, ValueError, "loss='mse' was found"),
         ({"loss": [nn.MSELoss(), nn.MSELoss()]}, ValueError, "loss with 2 functions"),
+        ({"loss": nn.MSELoss}, ValueError, r"the class MSELoss was found in loss, .* write MSELoss\(\)"),
+        ({"loss": [nn.L1Loss]}, ValueError, r"the class L1Loss was found in loss"),
+        ({"metrics": [[nn.L1Loss]]}, ValueError, r"the class L1Loss was found in metrics, .* write L1Loss\(\)"),
         ({"loss_weights": [0.5, 0.5]}, ValueError, "one number per label"),
         ({"metrics": [[nn.MSELoss(), nn.MSELoss()]]}, ValueError, "one function per label"),
         ({"model": Unpicklable()}, TypeError, "model of class Unpicklable cannot be pickled"),
@@ -137,6 +140,50 @@ def test_no_model(df: Any) -> None:
         make().setModel(None).fit(df)
     with pytest.raises(ValueError, match=r"model=int was found, a torch.nn.Module was expected"):
         make().setModel(3).fit(df)
+
+
+def test_no_instances(df: Any) -> None:
+    with pytest.raises(ValueError, match=r"the class model=Linear was found, .* write Linear\(\.\.\.\)"):
+        make().setModel(nn.Linear).fit(df)
+    with pytest.raises(TypeError, match=r"metrics=L1Loss\(\) was found, .* write metrics=\[f\]"):
+        make(metrics=nn.L1Loss())
+    schedule = torch.optim.lr_scheduler.StepLR(stranger(), 1)
+    with pytest.raises(TypeError, match=r"lr_scheduler=.* was found, .* write functools.partial\(torch.optim"):
+        make(lr_scheduler=schedule)
+
+
+def test_no_spark_dataframe(df: Any) -> None:
+    rows = df.limit(3).toPandas()
+    with pytest.raises(TypeError, match=r"fit was called with a pandas DataFrame, .* spark.createDataFrame"):
+        make().fit(rows)
+    with pytest.raises(TypeError, match=r"fit was called with a builtins list, "):
+        make().fit([1, 2])
+    model = TorchModel(model=nn.Linear(4, 1), feature_columns=FEATURES, label_columns=["y"])
+    with pytest.raises(TypeError, match=r"transform was called with a pandas DataFrame, .* spark.createDataFrame"):
+        model.transform(rows)
+
+
+def test_features_by_default_are_explained(df: Any, tmp_path: Path) -> None:
+    words = r"'name' has the type string, .*It is a feature because no feature_cols were found.* pass feature_cols"
+    with pytest.raises(DataError, match=words):
+        make(feature_cols=None, store=str(tmp_path)).fit(df.selectExpr(*FEATURES, "y", "string(id) as name"))
+    df.limit(9).selectExpr(*FEATURES, "y", "string(id) as name").write.parquet(f"{tmp_path}/intermediate_train_data")
+    with pytest.raises(DataError, match=words):
+        make(feature_cols=None, store=str(tmp_path)).fit_on_parquet()
+    with pytest.raises(DataError, match="StringIndexer") as caught:
+        make(label_cols=["name"], store=str(tmp_path)).fit(df.selectExpr(*FEATURES, "string(id) as name"))
+    assert "no feature_cols" not in str(caught.value)
+
+
+def test_fewer_epochs_than_are_done(df: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"backend": None, "num_proc": 1, "batch_size": 512, "store": str(tmp_path), "run_id": "r"}
+    make(**options, epochs=2, random_seed=1).fit(df)
+    caplog.clear()
+    model = make(**options, epochs=1, random_seed=1).fit(df)
+    assert len(model.getHistory()) == 2
+    found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(found) == 1
+    assert "run 'r' has done 2 epochs and epochs=1 was found: nothing is trained" in found[0]
 
 
 def test_no_rows(df: Any, tmp_path: Path) -> None:
