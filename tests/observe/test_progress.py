@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import io
 import pty
+import select
 import struct
 import termios
 from typing import Any
@@ -107,7 +108,9 @@ def test_a_terminal_without_a_size_gets_lines(columns: int) -> None:
             bar(event(0, 5, 101.0, loss=0.5))
             bar(event(0, 10, 102.0, loss=0.5))
         stream.flush()
-        drawn = reader.read(10000).decode()
+        drawn = ""
+        while select.select([reader], [], [], 0.5)[0]:  # the terminal hands on in pieces
+            drawn += reader.read(10000).decode()
     if columns:
         assert "\r" in drawn.replace("\r\n", "")
         assert "10/10" in drawn
