@@ -20,7 +20,7 @@ from sparkvod import log
 from sparkvod.data import Column, PreparedData, Store, open_prepared, prepare, release, request
 from sparkvod.errors import DataError, LaunchError, SparkvodError, WorkerError
 from sparkvod.estimators import checkpoint, values
-from sparkvod.estimators.columns import Input, Label, as_dict
+from sparkvod.estimators.columns import Input, Label, as_dict, require_spark
 from sparkvod.estimators.model import ModelBase
 from sparkvod.estimators.params import TableParams
 from sparkvod.estimators.persistence import Saved
