@@ -1,11 +1,15 @@
 """Every exception that sparkvod raises, in two families: mistakes of the caller, and lost peers or time-outs.
 
+:func:`require` says which extra a missing optional package is in.
+
 A mistake of the caller is a ``ValueError`` (or ``TypeError``): running again changes nothing.
 ``HorovodInternalError`` is the family from which a job may go on: a collective failed because a peer was lost, was
 late, or sent something else. Names that scripts written for the peer catch are kept.
 """
 
 from __future__ import annotations
+
+import importlib.util
 
 
 class SparkvodError(Exception):
@@ -103,3 +107,30 @@ class DataError(SparkvodError, ValueError):
 
 class StoreError(SparkvodError, OSError):
     """A store path cannot be read or written."""
+
+
+def require(extra: str, what: str, *modules: str) -> None:
+    """Checks, without importing them, that optional packages are installed.
+
+    Args:
+        extra: sparkvod's extra that installs them.
+        what: what needs them, for the message.
+        *modules: names of top-level modules.
+
+    Raises:
+        ImportError: some are not; says what to install.
+    """
+    missing = [module for module in modules if not _is_installed(module)]
+    if missing:
+        raise ImportError(
+            f"{', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not found, which {what} needs; "
+            f"pip install 'sparkvod[{extra}]'",
+            name=missing[0],
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # an import hook refuses it, or it is half imported
+        return False

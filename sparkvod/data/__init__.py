@@ -1,6 +1,6 @@
 """Stores, preparation of DataFrames as Parquet, and readers. Needs neither a framework nor the native engine."""
 
-import sparkvod.data._needs
+import sparkvod.data._needs  # noqa: F401 - before what it checks
 from sparkvod.data.dataset import Dataset, PreparedData, RowGroup, open_prepared
 from sparkvod.data.loader import prefetch
 from sparkvod.data.preparation import clean, prepare, release

@@ -29,8 +29,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
     module, attribute = _PLACES[name]
-    if name != "SparkBackend":  # it says so by itself when it is used
-        require("spark", f"sparkvod.estimators.{name}", "pyspark", "numpy", "pyarrow", "fsspec")
     if module == "sparkvod.estimators.torch":
+        require("spark", f"sparkvod.estimators.{name}", "pyspark", "numpy", "pyarrow", "fsspec")
         require("torch", f"sparkvod.estimators.{name}", "torch")
     return getattr(importlib.import_module(module), attribute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sparkvod.torch._needs  # noqa: F401 - before what it checks
 from sparkvod.core.basics import (
     ccl_built,
     cross_rank,

@@ -247,7 +247,7 @@ def _is_number(value: object) -> bool:
 def _positive(passes: Any) -> int:
     if isinstance(passes, bool) or not isinstance(passes, numbers.Integral) or passes <= 0:
         raise ValueError(f"backward_passes_per_step={passes} was found, a positive number was expected")
-    return passes
+    return int(passes)
 
 
 def _names(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Any]] | None) -> list[str]:
