@@ -12,9 +12,9 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_LAZY = {"run": "sparkvod.launch.spark", "run_local": "sparkvod.launch.local"}
+_LAZY = {"run": "sparkvod.launch.spark", "run_local": "sparkvod.launch.local", "stats": "sparkvod.core.basics"}
 
-__all__ = ["__version__", "run", "run_local"]  # noqa: F822
+__all__ = ["__version__", "run", "run_local", "stats"]  # noqa: F822
 
 
 def __getattr__(name: str) -> Any:

@@ -138,6 +138,13 @@ KNOBS: dict[str, Knob] = {
             "file in which each rank writes its timeline, from init on: '{rank}' in it, or 'rank<n>' put before its "
             "suffix, tells the ranks apart; DYNAMIC, or empty: none until start_timeline()",
         ),
+        Knob(
+            "metrics_port",
+            0,
+            "port on which the first rank of a host answers Prometheus, the next ones on the ports above it; 0: none",
+            minimum=0,
+        ),
+        Knob("metrics_address", "127.0.0.1", "address on which they answer; no password is asked for"),
         Knob("timeline_mark_cycles", False, "whether the timeline also shows negotiations that agreed on nothing"),
         Knob("rank", -1, "rank of this process, set by launchers", minimum=-1, maximum=MOST_RANKS),
         Knob("size", -1, "number of ranks, set by launchers", minimum=-1, maximum=MOST_RANKS),

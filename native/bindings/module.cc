@@ -146,8 +146,18 @@ py::dict StatsDict(Engine& engine) {
     collectives[key.c_str()] =
         py::dict(py::arg("calls") = carried.calls, py::arg("tensors") = carried.tensors,
                  py::arg("bytes") = carried.bytes);
-  return py::dict(py::arg("collectives") = collectives, py::arg("cycles") = stats.cycles,
-                  py::arg("cache_hits") = stats.cache_hits,
+  py::dict histograms, latencies;
+  for (const auto& [key, carried] : stats.collectives)
+    histograms[key.c_str()] = py::dict(py::arg("seconds") = static_cast<double>(carried.ns) * 1e-9,
+                                       py::arg("by_microseconds") = carried.by_microseconds.counts,
+                                       py::arg("by_bytes") = carried.by_bytes.counts);
+  for (const auto& [key, latency] : stats.latencies)
+    latencies[key.c_str()] = py::dict(py::arg("count") = latency.count,
+                                      py::arg("seconds") = static_cast<double>(latency.ns) * 1e-9,
+                                      py::arg("by_microseconds") = latency.by_microseconds.counts);
+  return py::dict(py::arg("collectives") = collectives, py::arg("histograms") = histograms,
+                  py::arg("latencies") = latencies, py::arg("in_flight") = stats.in_flight,
+                  py::arg("cycles") = stats.cycles, py::arg("cache_hits") = stats.cache_hits,
                   py::arg("cache_misses") = stats.cache_misses, py::arg("sleeps") = stats.sleeps,
                   py::arg("idle_wakes") = stats.idle_wakes,
                   py::arg("kernels") = NameOf(BestKernels().isa));

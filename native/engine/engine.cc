@@ -211,6 +211,10 @@ Stats Engine::GetStats() {
   {
     std::lock_guard<std::mutex> lock(mu_);
     stats = stats_;
+    stats.in_flight = in_flight_.size();
+    for (size_t c = 0; c < kCollectiveCount; ++c)
+      if (latencies_[c].count > 0)
+        stats.latencies[NameOf(static_cast<Collective>(c))] = latencies_[c];
   }
   if (executor_ != nullptr) stats.collectives = executor_->Counts();
   return stats;
@@ -330,9 +334,14 @@ void Engine::TellCycle(int64_t began_ns, const std::vector<Agreed>& agreed) {
 
 void Engine::Finish(const std::shared_ptr<Operation>& operation, const Result& result) {
   operation->result = result;
-  if (timeline_.on()) timeline_.Add(LifeOf(*operation, NowNs()));
+  const int64_t now_ns = NowNs();
+  if (timeline_.on()) timeline_.Add(LifeOf(*operation, now_ns));
   std::lock_guard<std::mutex> lock(mu_);
   in_flight_.erase(operation->request.name);
+  Stats::Latency& latency = latencies_[static_cast<size_t>(operation->request.collective)];
+  ++latency.count;
+  latency.ns += now_ns - operation->submitted_ns;
+  latency.by_microseconds.Add(static_cast<uint64_t>(now_ns - operation->submitted_ns) / 1000);
   operation->done.store(true);
   if (waiters_ > 0) cv_.notify_all();
 }

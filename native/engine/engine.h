@@ -4,6 +4,7 @@
 // An object without globals: N engines in N threads of one process are a world of N ranks.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -136,6 +137,7 @@ class Engine {
   Result cause_;  // why the engine stopped
   std::string abort_reason_;
   Stats stats_;
+  std::array<Stats::Latency, kCollectiveCount> latencies_{};
 
   std::atomic<int> stack_signal_{0};
   std::atomic<size_t> queued_{0};

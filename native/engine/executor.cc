@@ -76,6 +76,9 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
   ++carried.calls;
   carried.tensors += batch.pieces.size();
   carried.bytes += bytes;
+  carried.ns += ended_ns - began_ns;
+  carried.by_microseconds.Add(static_cast<uint64_t>(ended_ns - began_ns) / 1000);
+  carried.by_bytes.Add(bytes);
   return {};
 }
 

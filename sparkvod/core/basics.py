@@ -18,7 +18,7 @@ from sparkvod.core.scripts import Watch
 from sparkvod.errors import NotInitializedError
 from sparkvod.launch import context as launch_context
 from sparkvod.launch import environment
-from sparkvod.observe import timeline
+from sparkvod.observe import metrics, timeline
 
 _HEADER = struct.Struct("<BB")  # lengths of the version and of the secret
 _SECRET_BYTES = 32
@@ -50,6 +50,7 @@ class World:
         self.cross_rank: int = engine.cross_rank
         self.cross_size: int = engine.cross_size
         self.is_homogeneous: bool = engine.is_homogeneous
+        self.metrics: metrics.Endpoint | None = None
         self._counters: dict[str, itertools.count[int]] = {}
         self._idle: dict[str, list[str]] = {}
 
@@ -104,6 +105,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         context = launch_context.current() or _environment()
         _world = World(_connect(context))
         _start_timeline(_world)
+        _world.metrics = _start_metrics(_world)
         if launch_context.current() is not None:
             launch_context.on_exit(_end_of_function)
         elif _world.size > 1:
@@ -119,6 +121,22 @@ def _start_timeline(world: World) -> None:
         world.engine.start_timeline(timeline.path_of(path, world.rank), config.get("timeline_mark_cycles"))
     except ValueError as e:  # a timeline that cannot be written costs a warning, never the job
         log.get("core").warning("SPARKVOD_TIMELINE: %s", e)
+
+
+def _start_metrics(world: World) -> metrics.Endpoint | None:
+    first = config.get("metrics_port")
+    if first == 0 or world.engine is None:
+        return None
+    labels = {"rank": str(world.rank), "size": str(world.size)}
+    engine = world.engine
+    try:
+        endpoint = metrics.Endpoint(
+            config.get("metrics_address"), first + world.local_rank, lambda: metrics.render(engine.stats(), labels)
+        )
+    except OSError as e:  # counters that nobody can read cost a warning, never the job
+        log.get("core").warning("SPARKVOD_METRICS_PORT: port %d: %s", first + world.local_rank, e)
+        return None
+    return endpoint
 
 
 def _environment() -> launch_context.WorldContext:
@@ -202,6 +220,8 @@ def _end(error: BaseException | None) -> None:
         if world is None or world.engine is None:
             return
         launch_context.remove_exit_hook(_end_of_function)
+        if world.metrics is not None:
+            world.metrics.close()
         if error is not None:
             _abort(world, f"raised {type(error).__name__}: {error}")
         world.engine.shutdown()
@@ -234,6 +254,8 @@ def _after_fork_in_child() -> None:
     _lock = threading.RLock()
     if _world is not None and _world.engine is not None:
         _parents_engines.append(_world.engine)
+        if _world.metrics is not None:
+            _world.metrics.forget()
         _world.engine = None
 
 
@@ -322,9 +344,12 @@ def stats() -> dict[str, Any]:
 
     Returns:
         ``collectives``: calls, tensors and bytes by ``<collective>/<transport>/<algorithm>``, for example
-        ``allreduce/shm/in-place``; ``cycles``: negotiations; ``cache_hits`` and ``cache_misses``: requests that were
-        one bit, and that travelled in full; ``sleeps``: of threads that drive; ``idle_wakes``: of the background
-        thread; ``kernels``: the instruction set that sums.
+        ``allreduce/shm/in-place``; ``histograms``: by the same keys the ``seconds`` that the calls took in all, and the
+        numbers of calls ``by_microseconds`` and ``by_bytes``: item k counts those above 2**(k-1) and up to 2**k, the
+        last also all above; ``latencies``: by collective the ``count``, ``seconds`` and ``by_microseconds`` from
+        submission to end; ``in_flight``: collectives that are not done; ``cycles``: negotiations; ``cache_hits`` and
+        ``cache_misses``: requests that were one bit, and that travelled in full; ``sleeps``: of threads that drive;
+        ``idle_wakes``: of the background thread; ``kernels``: the instruction set that sums.
 
     Raises:
         NotInitializedError: there is no world.
