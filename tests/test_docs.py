@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,17 @@ def test_every_mentioned_target_exists(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     missing = mentioned_targets(document.read_text()) - targets
     assert not missing, f"{document.name} mentions make targets that do not exist: {sorted(missing)}"
+
+
+@pytest.mark.timeout(120)
+def test_the_first_sample_of_the_readme_runs(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="the sample trains with torch")
+    sample = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)[0]
+    names: dict[str, Any] = {}
+    exec(compile(sample, "README.md", "exec"), names)
+    assert "arr_delay__output" in capfd.readouterr().out
+    losses = [record["validation"]["loss"] for record in names["model"].getHistory()]
+    assert losses[-1] < losses[0] / 4
 
 
 def test_what_counts_as_mentioned() -> None:
