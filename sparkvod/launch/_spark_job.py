@@ -235,6 +235,12 @@ class Job:
                 "the ranks' results together are larger than spark.driver.maxResultSize allows; return less (write it "
                 "to a store), or start the session with a larger spark.driver.maxResultSize"
             )
+        if "OutOfMemoryError" in text:
+            return LaunchError(
+                "a JVM of Spark ran out of memory with what the ranks return; return less (write it to a store), give "
+                "run(mailbox=...) a directory that driver and executors reach, or start the session with a larger "
+                f"spark.driver.memory and spark.executor.memory ({_essence(text)})"
+            )
         if advice := missing_module(text):
             return LaunchError(f"the Spark job failed outside the function: {advice}")
         return LaunchError(f"the Spark job failed outside the function: {_essence(text)}")

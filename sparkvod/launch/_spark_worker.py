@@ -55,7 +55,7 @@ class Task:
         private: the mailbox is a directory of this host that no other user can enter.
         copy: what is printed goes to the executor's log too.
         digest: of the function in the mailbox, where one too large for Spark lies.
-        limit: bytes that the results of all ranks may have together where Spark carries them.
+        limits: bytes that the results of all ranks, and of those of one executor, may have where Spark carries them.
     """
 
     function: bytes
@@ -65,7 +65,7 @@ class Task:
     private: bool = False
     copy: bool = True
     digest: str = ""
-    limit: int = 1 << 62
+    limits: tuple[int, int] = (1 << 62, 1 << 62)
 
 
 class TaskFailedError(RuntimeError):
@@ -147,7 +147,7 @@ def _attempt(
                 value = call(fn, args, kwargs)
             result = _handed_over(dump_result(value, rank), rank, box)
             if not task.mailbox:
-                _agree_on_size(spark, order, len(result.data), task.limit)
+                _agree_on_size(spark, order, len(result.data), task.limits)
         poster.post("ended")
         return result
     except BaseException as e:  # SystemExit and KeyboardInterrupt too: Spark would take them for its own end
@@ -183,18 +183,25 @@ def _spark_gather(spark: BarrierTaskContext, order: list[int], where: str, data:
     return [(at, base64.b64decode(text)) for at, _, text in said]
 
 
-def _agree_on_size(spark: BarrierTaskContext, order: list[int], nbytes: int, limit: int) -> None:
-    """Ends the run on all ranks rather than Spark itself, when their results are more than its driver can take."""
+def _agree_on_size(spark: BarrierTaskContext, order: list[int], nbytes: int, limits: tuple[int, int]) -> None:
+    """Ends the run on all ranks, rather than a JVM and with it the session, when the results are too large for it."""
     found = _spark_gather(spark, order, "ended", b"%d" % nbytes)
     sizes = [int(data) if where == "ended" else 0 for where, data in found]
-    if sum(sizes) > limit:
-        largest = max(range(len(sizes)), key=sizes.__getitem__)
-        raise ValueError(
-            f"the results of all ranks are {sum(sizes):,} bytes (that of rank {largest} {sizes[largest]:,}), and Spark "
-            f"could bring {limit:,} to the driver, by spark.driver.memory, spark.executor.memory and "
-            "spark.driver.maxResultSize; return less (write it to a store, return its path), give run(mailbox=...) a "
-            "directory that driver and executors reach, or start the session with more"
-        )
+    tasks, executors = spark.getTaskInfos(), dict[str, int]()
+    for rank, size in enumerate(sizes):
+        address = tasks[order[rank]].address
+        executors[address] = executors.get(address, 0) + size
+    largest = max(range(len(sizes)), key=sizes.__getitem__)
+    for what, size, limit, knobs in (
+        ("all ranks", sum(sizes), limits[0], "the driver, by spark.driver.memory and spark.driver.maxResultSize"),
+        ("the ranks of one executor", max(executors.values()), limits[1], "it, by spark.executor.memory"),
+    ):
+        if size > limit:
+            raise ValueError(
+                f"the results of {what} are {size:,} bytes (that of rank {largest} {sizes[largest]:,}), and Spark "
+                f"could bring {limit:,} through {knobs}; return less (write it to a store, return its path), give "
+                "run(mailbox=...) a directory that driver and executors reach, or start the session with more"
+            )
 
 
 @dataclass(frozen=True)

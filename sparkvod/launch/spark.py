@@ -120,7 +120,7 @@ def run(
             private=folder.private,
             copy=not local,  # a local executor's log is this terminal
             digest=digest,
-            limit=_spark_slots.result_bytes(conf),
+            limits=_spark_slots.result_bytes(conf),
         )
         printer = LinePrinter(verbose, stdout, stderr, prefix_output_with_timestamp)
         name = getattr(fn, "__name__", type(fn).__name__)

@@ -297,6 +297,7 @@ def test_what_fails_outside_the_function_is_told(spark: Any, monkeypatch: pytest
             "x PythonException: Traceback\n  ImportError: y\n\tat a.b",
             "outside the function: Traceback\n  ImportError: y",
         ),
+        ("x java.lang.OutOfMemoryError: Java heap space", "ran out of memory .*mailbox=.*spark.executor.memory"),
         ("ExecutorLostFailure (executor 1 exited)\nmore", "an executor was lost.*ExecutorLostFailure"),
     ],
 )
@@ -350,12 +351,18 @@ class TestAsOnACluster:
             run(lambda: my_rank() == 1 and os._exit(3), num_proc=2, verbose=0)
 
     def test_results_that_spark_cannot_carry_are_refused_and_it_lives(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sparkvod.launch._spark_slots.result_bytes", lambda conf: 3_000_000)
+        monkeypatch.setattr("sparkvod.launch._spark_slots.result_bytes", lambda conf: (3_000_000, 1 << 40))
         assert run(lambda: b"x" * 1_000_000, num_proc=2, verbose=0) == [b"x" * 1_000_000] * 2
         with pytest.raises(
-            WorkerError, match=r"are 4,00.* bytes \(that of rank 1 3,00.*\), and Spark could bring 3,000,000 .*mailbox="
+            WorkerError,
+            match=r"are 4,00.* bytes \(that of rank 1 3,00.*\), .* could bring 3,000,000 through the driver, .*mailbox=",
         ):
             run(lambda: b"x" * (1_000_000 + 2_000_000 * my_rank()), num_proc=2, verbose=0)
+        monkeypatch.setattr("sparkvod.launch._spark_slots.result_bytes", lambda conf: (1 << 40, 1_500_000))
+        with pytest.raises(
+            WorkerError, match="results of the ranks of one executor are 2,0.* by spark.executor.memory"
+        ):
+            run(lambda: b"x" * 1_000_000, num_proc=2, verbose=0)
         assert run(my_rank, num_proc=2, verbose=0) == [0, 1]
 
     def test_a_gather_that_a_returned_rank_cannot_join_fails(self) -> None:
@@ -363,7 +370,7 @@ class TestAsOnACluster:
             run(lambda: my_rank() and context.current().allgather(b""), num_proc=2, verbose=0)  # type: ignore[union-attr]
 
     def test_large_results_go_through_a_shared_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sparkvod.launch._spark_slots.result_bytes", lambda conf: 1)
+        monkeypatch.setattr("sparkvod.launch._spark_slots.result_bytes", lambda conf: (1, 1))
         data = os.urandom(10 << 20)
         results = run(lambda: data if my_rank() else None, num_proc=2, mailbox=str(tmp_path / "box"), verbose=0)
         assert results == [None, data]

@@ -106,15 +106,15 @@ def test_ranks_are_grouped_by_host_in_partition_order(addresses: list[str], orde
 
 
 @pytest.mark.parametrize(
-    ("conf", "expected"),
+    ("conf", "together", "executor"),
     [
-        ({}, 256 << 20),
-        ({"spark.driver.memory": "8g"}, 256 << 20),
-        ({"spark.driver.memory": "8g", "spark.executor.memory": "4096m"}, 1 << 30),
-        ({"spark.driver.memory": "512"}, 128 << 20),
-        ({"spark.driver.memory": "8g", "spark.executor.memory": "8gb", "spark.driver.maxResultSize": "0"}, 2 << 30),
-        ({"spark.driver.maxResultSize": "100m"}, 100 << 20),
+        ({}, 256 << 20, (1 << 30) // 6),
+        ({"spark.driver.memory": "8g"}, 1 << 30, (1 << 30) // 6),
+        ({"spark.driver.memory": "6g", "spark.master": "local[2]"}, 1 << 30, 1 << 30),
+        ({"spark.driver.memory": "512", "spark.executor.memory": "3072m"}, 128 << 20, 512 << 20),
+        ({"spark.driver.memory": "8gb", "spark.driver.maxResultSize": "0"}, 2 << 30, (1 << 30) // 6),
+        ({"spark.driver.maxResultSize": "100m"}, 100 << 20, (1 << 30) // 6),
     ],
 )
-def test_what_spark_can_carry(conf: dict[str, str], expected: int) -> None:
-    assert _spark_slots.result_bytes(conf.get) == expected
+def test_what_spark_can_carry(conf: dict[str, str], together: int, executor: int) -> None:
+    assert _spark_slots.result_bytes(conf.get) == (together, executor)
