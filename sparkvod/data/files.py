@@ -18,6 +18,8 @@ from fsspec.spec import AbstractFileSystem
 
 IN_PLACE = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "sftp", "ssh", "smb", "ftp", "dbfs"})
 """Protocols of file systems that show a file while it is being written, as object stores do not."""
+OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss", "cos"})
+"""Protocols of stores without directories, where making one would make a bucket of a misspelt name."""
 _OLD = ".replaced"
 
 
@@ -56,6 +58,16 @@ def open_to_read(fs: AbstractFileSystem, path: str) -> Any:
         return fs.open(path + _OLD, "rb")
 
 
+def make_directory(fs: AbstractFileSystem, path: str) -> None:
+    """Makes a directory and those above it, where the file system has any.
+
+    Raises:
+        OSError: it cannot be made; elsewhere than on a local file system see :func:`failures`.
+    """
+    if not _speaks(fs, OBJECTS):
+        fs.makedirs(path, exist_ok=True)
+
+
 def write(fs: AbstractFileSystem, path: str, data: bytes) -> None:
     """Writes a file so that :func:`read` gives the old content or the new one, never a part.
 
@@ -69,7 +81,7 @@ def write(fs: AbstractFileSystem, path: str, data: bytes) -> None:
     if isinstance(fs, LocalFileSystem):
         _write_local(str(fs._strip_protocol(path)), data)
         return
-    fs.makedirs(fs._parent(path), exist_ok=True)
+    make_directory(fs, fs._parent(path))
     if not _in_place(fs):
         fs.pipe_file(path, data)
         return
@@ -123,7 +135,7 @@ def create(fs: AbstractFileSystem, path: str, data: bytes) -> bool | None:
         return True
     if not isinstance(fs, AsyncFileSystem) and type(fs).pipe_file is AbstractFileSystem.pipe_file:
         return None  # it looks first and writes then
-    fs.makedirs(fs._parent(path), exist_ok=True)
+    make_directory(fs, fs._parent(path))
     try:
         fs.pipe_file(path, data, mode="create")
     except FileExistsError:
@@ -157,5 +169,9 @@ def delete(fs: AbstractFileSystem, path: str) -> None:
 
 
 def _in_place(fs: AbstractFileSystem) -> bool:
-    protocols: Any = fs.protocol
-    return bool(IN_PLACE.intersection([protocols] if isinstance(protocols, str) else protocols))
+    return _speaks(fs, IN_PLACE)
+
+
+def _speaks(fs: AbstractFileSystem, protocols: frozenset[str]) -> bool:
+    own: Any = fs.protocol
+    return bool(protocols.intersection([own] if isinstance(own, str) else own))

@@ -297,7 +297,7 @@ class FilesystemStore(Store):
             StoreError: it cannot be made.
         """
         try:
-            self._fs.makedirs(path, exist_ok=True)
+            files.make_directory(self._fs, path)
         except self.failures as error:
             raise self._unwritable(path, error) from error
 

@@ -134,3 +134,9 @@ def test_parquet_data_sets_are_recognised(tmp_path: Path) -> None:
     assert not store.is_parquet_dataset(path)
     store.write_text(f"{path}/x.parquet", "")
     assert store.is_parquet_dataset(path)
+
+
+@pytest.mark.parametrize("prefix", [None, "", 3, b""])
+def test_no_path(prefix: object) -> None:
+    with pytest.raises(TypeError, match=r"the store path .* was found, a directory's path .* Store.temporary\(\)"):
+        Store.create(prefix)  # type: ignore[arg-type]

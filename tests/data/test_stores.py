@@ -231,6 +231,13 @@ def test_prepared_on_s3(spark: Any, s3: dict[str, Any], caplog: pytest.LogCaptur
     assert SECRET not in repr(remote) + repr(data)
 
 
+def test_a_misspelt_bucket_is_not_made(s3: dict[str, Any]) -> None:
+    misspelt = Store.create("s3://buckt/x", storage_options=s3)
+    with pytest.raises(StoreError, match=r"'s3://buckt/x/.*cannot be written.*bucket does not exist"):
+        misspelt.check_writable()
+    assert not misspelt.exists("s3://buckt")
+
+
 def test_s3_that_cannot_be_reached_is_named_without_credentials(
     spark: Any, s3: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
