@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class GradientExchange:
         self._agreed = False
         self._fresh = True
         self._names: list[str] = []
+        self._known: list[torch.nn.Parameter] = []
         self._others: list[tuple[torch.nn.Parameter, str]] = []
         self._passes_left: list[int] = []
         self._hooks: list[Any] = []
@@ -79,10 +81,11 @@ class GradientExchange:
         _remove_all(self._hooks)
         self._generation = world.generation
         self._gradients, self._prefix, self._agreed = None, "", False
-        self._names, self._others, self._passes_left = [], [], []
+        self._names, self._known, self._others, self._passes_left = [], [], [], []
         if world.size == 1:
             return None
         named = self._named_parameters()
+        self._known = [parameter for _, parameter in named]
         self._others = [(parameter, name) for name, parameter in named if not parameter.requires_grad]
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         names, parameters = [name for name, _ in trained], [parameter for _, parameter in trained]
@@ -90,11 +93,15 @@ class GradientExchange:
         self._watch(parameters, names)
         return self._gradients
 
-    def _named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+    def _parameters(self) -> list[torch.nn.Parameter]:
         optimizer = self._optimizer()
         assert optimizer is not None
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        names = self.settings.names
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def _named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        parameters, names = self._parameters(), self.settings.names
+        if len(parameters) < len(names):
+            raise _exchanged_parameters(f"{len(parameters)} parameters instead of {len(names)}")
         # add_param_group brings parameters that have no name yet.
         names += [f"allreduce.noname.added.{number}" for number in range(len(names), len(parameters))]
         return list(zip(names, parameters, strict=True))
@@ -135,14 +142,19 @@ class GradientExchange:
         """Takes in parameters that were added to the optimizer, or made trainable, since the exchange was made.
 
         All ranks do so in the same step, because they run the same program.
+
+        Raises:
+            ValueError: parameters were removed from it, or replaced; their gradients would not be reduced.
         """
         if self._gradients is None:
             return
-        known = len(self._names) + len(self._others)
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        if known != sum(len(group["params"]) for group in optimizer.param_groups):
-            self._others += [(parameter, name) for name, parameter in self._named_parameters()[known:]]
+        parameters, known = self._parameters(), self._known
+        if len(parameters) < len(known) or not all(map(operator.is_, known, parameters)):
+            self.drain()
+            raise _exchanged_parameters("other parameters than it was made for")
+        if len(parameters) > len(known):
+            self._others += [(parameter, name) for name, parameter in self._named_parameters()[len(known) :]]
+            self._known = parameters
         if not self._others:
             return
         new = [(parameter, name) for parameter, name in self._others if parameter.requires_grad]
@@ -278,6 +290,13 @@ class GradientExchange:
         _remove_all(self._hooks)
         self._generation = 0
         self._gradients = None
+
+
+def _exchanged_parameters(what: str) -> ValueError:
+    return ValueError(
+        f"{what} were found in the param_groups of a DistributedOptimizer, parameters may be added to it only; make a "
+        "new optimizer over the model's parameters and distribute it"
+    )
 
 
 def _hook(exchange: weakref.ref[GradientExchange], index: int) -> Callable[[torch.Tensor], None]:

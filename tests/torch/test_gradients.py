@@ -160,6 +160,31 @@ def check_frozen_and_thawed() -> None:
         torch.testing.assert_close(added.grad, torch.full((3,), n * (n + 1) / 2))
 
 
+def check_parameters_removed_or_replaced() -> None:
+    import sparkvod.torch as hvd
+
+    if hvd.size() == 1:
+        return  # nothing is exchanged, so there is nothing that could be forgotten
+    for change in (lambda held: held.pop(), lambda held: held.__setitem__(0, nn.Parameter(torch.ones(2, 2)))):
+        model = nn.Linear(2, 2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        change(optimizer.param_groups[0]["params"])
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            with pytest.raises(ValueError, match="may be added to it only"):
+                optimizer.step()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Sum)
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(model.weight.grad, torch.full((2, 2), float(hvd.size())))
+
+
 def check_sparse() -> None:
     import sparkvod.torch as hvd
 
