@@ -355,7 +355,7 @@ class TestAsOnACluster:
         assert run(lambda: b"x" * 1_000_000, num_proc=2, verbose=0) == [b"x" * 1_000_000] * 2
         with pytest.raises(
             WorkerError,
-            match=r"are 4,00.* bytes \(that of rank 1 3,00.*\), .* could bring 3,000,000 through the driver, .*mailbox=",
+            match=r"are 4,00.* bytes \(that of rank 1 3,00.*\).* could bring 3,000,000 through the driver, .*mailbox=",
         ):
             run(lambda: b"x" * (1_000_000 + 2_000_000 * my_rank()), num_proc=2, verbose=0)
         monkeypatch.setattr("sparkvod.launch._spark_slots.result_bytes", lambda conf: (1 << 40, 1_500_000))
