@@ -25,9 +25,18 @@ enum class Collective : uint8_t {
   kBarrier,
   kReducescatter,
   kAlltoall,
+  kJoin,
 };
-constexpr int kCollectiveCount = 6;
+constexpr int kCollectiveCount = 7;
 const char* NameOf(Collective collective);
+// Whether it is about tensors.
+constexpr bool HasTensors(Collective collective) {
+  return collective != Collective::kBarrier && collective != Collective::kJoin;
+}
+// Whether ranks may have different numbers of rows.
+constexpr bool HasOwnRows(Collective collective) {
+  return collective == Collective::kAllgather || collective == Collective::kAlltoall;
+}
 // Whether it has a ReduceOp.
 constexpr bool Reduces(Collective collective) {
   return collective == Collective::kAllreduce || collective == Collective::kReducescatter;
@@ -37,6 +46,7 @@ struct AllreduceCall {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1, postscale = 1;
+  int average_over = 1;  // ranks, for averages
   std::vector<Part> parts;
   // Of a single part that every rank has in engine memory and in place: where, by rank. Else empty.
   std::vector<int64_t> placement;
@@ -47,8 +57,8 @@ struct ReducescatterCall {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1, postscale = 1;
-  const void* in = nullptr;
-  void* out = nullptr;
+  int average_over = 1;
+  Part part;                       // in: everything; out: the own share
   std::vector<size_t> begins;      // n + 1
   std::vector<int64_t> placement;  // as in AllreduceCall, of the inputs
 };

@@ -16,8 +16,8 @@ constexpr Entry kBackends[] = {
 }  // namespace
 
 const char* NameOf(Collective collective) {
-  constexpr const char* kNames[kCollectiveCount] = {"allreduce", "allgather",     "broadcast",
-                                                    "barrier",   "reducescatter", "alltoall"};
+  constexpr const char* kNames[kCollectiveCount] = {
+      "allreduce", "allgather", "broadcast", "barrier", "reducescatter", "alltoall", "join"};
   return kNames[static_cast<int>(collective)];
 }
 

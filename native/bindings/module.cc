@@ -286,6 +286,22 @@ PYBIND11_MODULE(_native, m) {
           },
           py::arg("name"), py::arg("wake") = true)
       .def(
+          "join",
+          [](Engine& self, bool over_active, bool wake) {
+            Request request = Named("sparkvod.join", Collective::kJoin);
+            request.root = over_active ? kOverActive : kOverAll;
+            return Submit(self, std::move(request), {}, wake);
+          },
+          py::arg("over_active") = false, py::arg("wake") = true)
+      .def(
+          "last_joined",
+          [](Engine& self, int64_t handle) {
+            std::shared_ptr<Operation> operation;
+            ThrowIfFailed(self.Find(handle, &operation));
+            return operation->last_joined;
+          },
+          py::arg("handle"))
+      .def(
           "poll",
           [](Engine& self, int64_t handle) {
             bool done = false;

@@ -24,7 +24,8 @@ namespace sparkvod {
 struct Part {
   const void* in = nullptr;
   void* out = nullptr;
-  size_t count = 0;  // elements
+  size_t count = 0;      // elements
+  bool neutral = false;  // the neutral element, which no prescale changes
 };
 
 // Parts together at most Geometry::kSlotBytes, each rounded up to 64 bytes.

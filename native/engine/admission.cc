@@ -52,7 +52,7 @@ Result CompleteSplits(int size, Request* request) {
 
 Result Admit(const Backend& backend, int size, const std::vector<Part>& parts, Request* request) {
   const std::string what = std::string(NameOf(request->collective)) + " of '" + request->name + "'";
-  if (request->collective != Collective::kBarrier &&
+  if (HasTensors(request->collective) &&
       (request->entries.empty() || request->entries.size() != parts.size()))
     return Result::Fail(Code::kInvalid,
                         "'" + request->name + "' has " + std::to_string(request->entries.size()) +

@@ -9,11 +9,12 @@ constexpr size_t kLargeBytes = 1 << 20;
 // An in-place tensor below this is better off sharing a call.
 constexpr size_t kSmallInPlaceBytes = 64 << 10;
 
-bool Joins(const Batch& batch, DType dtype, const Request& request, size_t bytes,
+bool Joins(const Batch& batch, DType dtype, const Request& request, int average_over, size_t bytes,
            size_t threshold) {
   return !batch.pieces.empty() && batch.call.placement.empty() && batch.call.dtype == dtype &&
          batch.call.op == request.op && batch.call.prescale == request.prescale &&
-         batch.call.postscale == request.postscale && batch.bytes + bytes <= threshold;
+         batch.call.postscale == request.postscale && batch.call.average_over == average_over &&
+         batch.bytes + bytes <= threshold;
 }
 
 }  // namespace
@@ -47,7 +48,7 @@ std::vector<Batch> PlanBatches(const std::vector<Agreed>& agreed, size_t thresho
       if (bytes >= kSmallInPlaceBytes) placement = PlacementOf(by_rank, e);
       const bool alone = !placement.empty() || bytes >= kLargeBytes;
       const auto joined = std::find_if(open.begin(), open.end(), [&](size_t b) {
-        return Joins(batches[b], entry.dtype, request, bytes, threshold);
+        return Joins(batches[b], entry.dtype, request, agreed[i].average_over, bytes, threshold);
       });
       if (!alone && joined != open.end()) {
         batches[*joined].pieces.push_back({i, e});
@@ -61,6 +62,7 @@ std::vector<Batch> PlanBatches(const std::vector<Agreed>& agreed, size_t thresho
       batch.call.op = request.op;
       batch.call.prescale = request.prescale;
       batch.call.postscale = request.postscale;
+      batch.call.average_over = agreed[i].average_over;
       batch.call.placement = std::move(placement);
       if (!alone) open.push_back(batches.size());
       batches.push_back(std::move(batch));

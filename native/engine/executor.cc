@@ -59,6 +59,7 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
       SPARKVOD_TRY(Alltoall(first, &carrier, &bytes));
       break;
     case Collective::kBarrier:
+    case Collective::kJoin:
       break;  // the agreement was the barrier
   }
   const int64_t ended_ns = NowNs();
@@ -131,8 +132,8 @@ Result Executor::Reducescatter(const Agreed& agreed, Carrier* carrier, size_t* b
                            request.op,
                            request.prescale,
                            request.postscale,
-                           agreed.operation->parts[e].in,
-                           agreed.operation->parts[e].out,
+                           agreed.average_over,
+                           agreed.operation->parts[e],
                            {},
                            PlacementOf(*agreed.by_rank, e)};
     for (int r = 0; r <= comm_->size(); ++r)

@@ -21,12 +21,13 @@
 
 namespace sparkvod {
 
-// What all ranks have asked for: this rank's operation and every rank's request (empty when they
-// disagree).
+// What all ranks have asked for, but for those that have joined: this rank's operation, or what
+// stands in for it, and every rank's request (empty when they disagree).
 struct Agreed {
   std::shared_ptr<Operation> operation;
   std::shared_ptr<const std::vector<Request>> by_rank;
-  Result error;  // kMismatch: the operation ends with it, the engine goes on
+  Result error;          // kMismatch: the operation ends with it, the engine goes on
+  int average_over = 1;  // ranks
 };
 
 class Negotiator {
@@ -45,7 +46,7 @@ class Negotiator {
   // True when a peer has begun the next cycle.
   Result PeerBegan(bool* began) { return dissemination_.PeerBegan(began); }
   // Operations that wait for other ranks.
-  bool pending() const { return !waiting_.empty(); }
+  bool pending() const { return !waiting_.empty() || join_ != nullptr; }
   // Submission time of the oldest of them; INT64_MAX when there is none.
   int64_t oldest_ns() const;
   // Says the pending requests in full instead of by their bits, so that the next cycles show who is
@@ -76,8 +77,14 @@ class Negotiator {
     int count = 0;
   };
 
+  void Begin(std::shared_ptr<Operation> operation);
   void Hear(int rank, Request request, Outcome* out);
+  void HearJoin(int rank, Request request, Outcome* out);
+  bool IsComplete(const Said& said) const;
   void Complete(const std::string& name, Said said, Outcome* out);
+  // Adds to what is agreed. `absent`: the ranks that have joined without saying it; empty: none.
+  void Agree(std::shared_ptr<const std::vector<Request>> by_rank, const std::vector<bool>& absent,
+             Outcome* out);
   void Insert(const std::string& name, std::shared_ptr<const std::vector<Request>> by_rank);
   void Evict(size_t slot);
   std::shared_ptr<Operation> TakeWaiting(const std::string& name);
@@ -96,7 +103,13 @@ class Negotiator {
   std::vector<std::shared_ptr<Operation>>
       unsaid_;  // this rank's, to be said in full in the next cycle
   std::vector<uint64_t> bits_, own_bits_;
-  bool warn_ = false;  // in the next cycle
+  std::vector<bool> joined_;      // by rank
+  std::vector<Request> join_of_;  // by rank: with what it joined
+  int joined_count_ = 0;
+  int32_t average_over_ = kOverAll;  // as the first that joined has it
+  std::shared_ptr<Operation> join_;  // this rank's
+  int64_t active_ns_ = 0;            // when something was last agreed on since
+  bool warn_ = false;                // in the next cycle
   uint64_t hits_ = 0, misses_ = 0;
 };
 

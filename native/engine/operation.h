@@ -36,7 +36,8 @@ struct Output {
 
 struct Operation {
   Request request;
-  std::vector<Part> parts;  // one for each entry of the request
+  std::vector<Part> parts;    // one for each entry of the request
+  std::vector<char> scratch;  // memory of its own: of what stands in for a rank that has joined
   int64_t submitted_ns = 0;
   // Of its life, for the timeline; 0 when nobody wrote one. The driver's.
   int64_t taken_ns = 0;   // first negotiated
@@ -46,6 +47,7 @@ struct Operation {
   // Written by the driver before `done`, read after it.
   Result result;
   std::vector<Output> outputs;  // of allgather, one for each entry, and alltoall
+  int last_joined = -1;         // of join
   std::atomic<bool> done{false};
 };
 

@@ -16,11 +16,6 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// Whether ranks may have different numbers of rows.
-bool HasOwnRows(Collective collective) {
-  return collective == Collective::kAllgather || collective == Collective::kAlltoall;
-}
-
 // Entries that must agree are compared without their placement, and without the first dimension
 // where each rank has its own.
 bool Fits(const Request& a, const Request& b) {
@@ -52,6 +47,8 @@ int64_t Request::bytes() const {
 std::string Request::Describe() const {
   std::string text = NameOf(collective);
   if (Reduces(collective)) text += std::string(" (") + NameOf(op) + ")";
+  if (collective == Collective::kJoin)
+    text += root == kOverActive ? " (averages over active ranks)" : " (averages over all ranks)";
   if (collective == Collective::kBroadcast) text += " (root " + std::to_string(root) + ")";
   constexpr size_t kShown = 4;
   for (size_t i = 0; i < entries.size() && i < kShown; ++i)
@@ -90,7 +87,7 @@ namespace {
 
 // What the collective takes for granted of a request, wherever it comes from.
 bool IsComplete(const Request& request) {
-  if (request.collective == Collective::kBarrier) return true;
+  if (!HasTensors(request.collective)) return request.entries.empty();
   if (request.entries.empty()) return false;
   const bool one =
       request.collective == Collective::kBroadcast || request.collective == Collective::kAlltoall;

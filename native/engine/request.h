@@ -38,11 +38,14 @@ struct Entry {
 // Longest name of a request, in bytes.
 constexpr size_t kNameLimit = 64 << 10;
 
+// Roots of a join: averages are over all ranks, or over those that have not joined.
+constexpr int32_t kOverAll = 0, kOverActive = 1;
+
 struct Request {
   std::string name;
   Collective collective = Collective::kAllreduce;
   ReduceOp op = ReduceOp::kSum;
-  int32_t root = 0;
+  int32_t root = 0;  // of a broadcast; of a join: what averages are over meanwhile
   double prescale = 1, postscale = 1;
   std::vector<Entry> entries;
   std::vector<int64_t> splits;  // alltoall: rows for each rank

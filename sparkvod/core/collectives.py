@@ -245,6 +245,14 @@ def alltoall(
     return Pending(engine, handle, finish, (tensor, source))
 
 
+def join(over_active: bool) -> int:
+    """Returns, when all ranks have called it, the last one that did; this rank is neutral in what the others do."""
+    engine = basics.engine()
+    return Pending(
+        engine, engine.join(over_active, False), lambda pending: engine.last_joined(pending.handle), None
+    ).wait()
+
+
 def barrier(name: str) -> None:
     """Returns when all ranks have called it."""
     engine = basics.engine()

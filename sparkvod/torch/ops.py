@@ -40,6 +40,7 @@ __all__ = [
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "join",
     "poll",
     "synchronize",
 ]
@@ -320,3 +321,23 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks have called it."""
     check_process_set(process_set)
     now("barrier", None, collectives.barrier)
+
+
+def join(device: int = -1, average_over: str = "all") -> int:
+    """Says that this rank has no more to do, and returns when all ranks have said so.
+
+    Meanwhile it takes part in what the others go on with: it contributes the neutral element to reductions and no rows
+    to ``allgather`` and ``alltoall``; its share of a ``reducescatter`` is dropped. A broadcast from it and rows sent to
+    it are errors of those that asked for them.
+
+    Args:
+        device: for compatibility; has no meaning.
+        average_over: what averages are divided by meanwhile: "all", the number of ranks, or "active", the number of
+            those that have not joined. The same on all ranks.
+
+    Returns:
+        The rank that joined last.
+    """
+    if average_over not in ("all", "active"):
+        raise ValueError(f"average_over={average_over!r} was found, 'all' or 'active' was expected")
+    return collectives.join(average_over == "active")

@@ -127,7 +127,38 @@ def check_gradients_of_exchanges(front: Any) -> None:
     np.testing.assert_allclose(grad, np.full((rank + 1, 2), (n + 1) / 2), rtol=1e-6)
 
 
+def check_join(front: Any) -> None:
+    hvd = front.hvd
+    rank, n = hvd.rank(), hvd.size()
+    mine = front.tensor(np.full(4, rank + 1.0), "float32")
+    for average_over in ("all", "active"):
+        # Rank r takes r + 1 steps; in step s the ranks from s on are left.
+        for step in range(rank + 1):
+            left = np.arange(step, n) + 1.0
+            assert front.values(hvd.allreduce(mine, op=hvd.Sum))[0] == left.sum()
+            divisor = n if average_over == "all" else n - step
+            np.testing.assert_allclose(front.values(hvd.allreduce(mine))[0], left.sum() / divisor, rtol=1e-6)
+            assert front.values(hvd.allreduce(mine, op=hvd.Min))[0] == step + 1
+            np.testing.assert_array_equal(front.values(hvd.allgather(mine)), np.repeat(left, 4))
+            assert len(front.values(hvd.grouped_allgather([mine, mine])[1])) == 4 * len(left)
+            assert (front.values(hvd.reducescatter(mine, op=hvd.Sum)) == left.sum()).all()
+            assert front.values(hvd.broadcast(mine, n - 1))[0] == n
+            received, _ = hvd.alltoall(mine, [0] * step + [1] * (n - step) if n - step <= 4 else [0] * n)
+            np.testing.assert_array_equal(front.values(received), left)
+            hvd.barrier()
+        assert hvd.join(average_over=average_over) == n - 1
+    if n > 1:
+        if rank > 0:
+            with pytest.raises(MismatchError, match="root 0, but rank 0 has joined"):
+                hvd.broadcast(mine, 0)
+        hvd.join()
+    with pytest.raises(ValueError, match="average_over='some'"):
+        hvd.join(average_over="some")
+    assert front.values(hvd.allreduce(mine, op=hvd.Sum))[0] == n * (n + 1) / 2
+
+
 CHECKS = [
+    check_join,
     check_reducescatter,
     check_alltoall,
     check_grouped_allgather,

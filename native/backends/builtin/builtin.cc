@@ -54,11 +54,12 @@ class Builtin : public Backend {
     if (call.prescale != 1) {
       const Phase scaling(comm_->timeline(), "prescale");
       for (Part& part : call.parts) {
+        if (part.neutral) continue;
         BestKernels().scale(call.dtype, part.out, part.in, part.count, call.prescale);
         part.in = part.out;
       }
     }
-    const Finish finish = FinishOf(call.op, call.dtype, call.postscale);
+    const Finish finish = FinishOf(call.op, call.dtype, call.postscale, call.average_over);
     size_t elements = 0;
     for (const Part& part : call.parts) elements += part.count;
     if (elements == 0) return {};
@@ -102,30 +103,30 @@ class Builtin : public Backend {
   }
 
   Result Reducescatter(const ReducescatterCall& call, Carrier* carrier) override {
-    const Finish finish = FinishOf(call.op, call.dtype, call.postscale);
+    const Finish finish = FinishOf(call.op, call.dtype, call.postscale, call.average_over);
     const size_t elements = call.begins.back();
     if (elements == 0) return {};
-    const void* in = call.in;
+    const void* in = call.part.in;
+    void* const out = call.part.out;
     std::vector<int64_t> placement = call.placement;
     if (call.prescale != 1) {
       // The input is the caller's, so what is scaled is a copy.
       SPARKVOD_TRY(Gather(call.dtype, {}, elements));
-      BestKernels().scale(call.dtype, fusion_, call.in, elements, call.prescale);
+      BestKernels().scale(call.dtype, fusion_, in, elements, call.part.neutral ? 1 : call.prescale);
       in = fusion_;
       placement.clear();
       if (comm_->shares_memory()) SPARKVOD_TRY(FusionOffsets(&placement));
     }
     if (comm_->size() == 1) {
       carrier->algorithm = "alone";
-      void* dst = call.out;
+      void* dst = out;
       BestKernels().sum_to(call.dtype, &dst, 1, &in, 1, elements, finish);
       return {};
     }
     carrier->algorithm = comm_->shares_memory() ? "direct" : "ring";
     return comm_->shares_memory()
-               ? DirectReducescatter(*comm_, call.dtype, in, call.out, call.begins, placement,
-                                     finish)
-               : RingReducescatter(*comm_, call.dtype, in, call.out, call.begins, finish);
+               ? DirectReducescatter(*comm_, call.dtype, in, out, call.begins, placement, finish)
+               : RingReducescatter(*comm_, call.dtype, in, out, call.begins, finish);
   }
 
   Result Alltoall(const AlltoallCall& call, Carrier* carrier) override {
@@ -165,13 +166,13 @@ class Builtin : public Backend {
     return std::accumulate(row, row + ranks, size_t{0});
   }
 
-  Finish FinishOf(ReduceOp op, DType dtype, double postscale) const {
+  Finish FinishOf(ReduceOp op, DType dtype, double postscale, int average_over) const {
     Finish finish{postscale, 1, CombineOf(op)};
     if (op == ReduceOp::kAverage) {
       if (IsFloating(dtype))
-        finish.scale /= comm_->size();
+        finish.scale /= average_over;
       else
-        finish.divisor = comm_->size();
+        finish.divisor = average_over;
     }
     return finish;
   }

@@ -1,0 +1,22 @@
+// What a rank that has joined contributes to the others' collectives: the neutral element, or
+// nothing.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "native/engine/operation.h"
+
+namespace sparkvod {
+
+// The request that an absent rank stands in with for what the others ask for: their tensors, but no
+// rows of what is gathered or exchanged.
+Request StandInRequest(const Request& asked);
+
+// Its operation, with memory of its own.
+std::shared_ptr<Operation> StandIn(const Request& request, int rank, int size);
+
+// Why a collective cannot do without the absent ranks; ok when it can.
+Result CheckAbsent(const std::vector<Request>& by_rank, const std::vector<bool>& absent);
+
+}  // namespace sparkvod
