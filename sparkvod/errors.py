@@ -63,21 +63,35 @@ class WorkerError(SparkvodError, RuntimeError):
     """A function failed on a worker. ``raise ... from`` carries the worker's own exception when it can be pickled.
 
     Args:
-        rank: rank of the worker whose error came first.
+        rank: rank of the worker whose error came first; of the one that was waited for in vain, where the words of
+            those that waited name one.
         host: name of that worker's host.
         kind: class name of the worker's exception.
         message: its text.
         traceback: the worker's own traceback as text.
         lost_peer: True when the cause is a lost or late rank, not the function: running again may help.
+        noticed_by: who waited and raised this, where ``rank`` itself has said nothing; empty otherwise.
     """
 
-    def __init__(self, rank: int, host: str, kind: str, message: str, traceback: str, lost_peer: bool = False) -> None:
-        super().__init__(f"rank {rank} on {host} raised {kind}: {message}\n\nThat worker's traceback:\n{traceback}")
+    def __init__(
+        self,
+        rank: int,
+        host: str,
+        kind: str,
+        message: str,
+        traceback: str,
+        lost_peer: bool = False,
+        noticed_by: str = "",
+    ) -> None:
+        what = f"was waited for in vain, as {noticed_by} noticed:" if noticed_by else "raised"
+        whose = f"The traceback of {noticed_by}" if noticed_by else "That worker's traceback"
+        super().__init__(f"rank {rank} on {host} {what} {kind}: {message}\n\n{whose}:\n{traceback}")
         self.rank, self.host, self.kind, self.message, self.traceback = rank, host, kind, message, traceback
-        self.lost_peer = lost_peer
+        self.lost_peer, self.noticed_by = lost_peer, noticed_by
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.rank, self.host, self.kind, self.message, self.traceback, self.lost_peer)
+        said = (self.rank, self.host, self.kind, self.message, self.traceback, self.lost_peer, self.noticed_by)
+        return type(self), said
 
 
 class WorkerLostError(WorkerError):
@@ -95,7 +109,7 @@ class WorkerLostError(WorkerError):
         who = f"rank {rank}" if rank >= 0 else "a rank"
         RuntimeError.__init__(self, f"{who} on {host} was lost: its process {how} before it had a result{tail}")
         self.rank, self.host, self.kind, self.message, self.traceback = rank, host, "WorkerLost", how, output
-        self.lost_peer = True
+        self.lost_peer, self.noticed_by = True, ""
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.rank, self.host, self.message, self.traceback)

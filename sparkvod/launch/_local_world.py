@@ -20,7 +20,7 @@ from typing import IO, Any
 from sparkvod import config, log
 from sparkvod.errors import LaunchError
 from sparkvod.launch import _frames
-from sparkvod.launch.failure import Failure, first_cause
+from sparkvod.launch.failure import Failure, blame, first_cause
 from sparkvod.launch.launcher import EventHandler
 from sparkvod.launch.output import LinePrinter
 
@@ -184,10 +184,10 @@ class LocalWorld:
         """Returns the first cause, after a moment in which a better one than a noticed lost peer may be heard."""
         until = time.monotonic() + _CAUSE_SECONDS
         while True:
-            failure = first_cause(w.failure for w in self._workers if w.failure)
+            failures = [w.failure for w in self._workers if w.failure]
             waiting = [w for w in self._workers if not w.ended]
-            if failure.severity == 0 or not waiting or time.monotonic() > until:
-                return failure
+            if first_cause(failures).severity == 0 or not waiting or time.monotonic() > until:
+                return blame(failures)
             self._step(_TICK_SECONDS)
             self._notice_lost()
 

@@ -15,7 +15,7 @@ from sparkvod import log
 from sparkvod.errors import LaunchError, WorkerError
 from sparkvod.launch import _spark_worker
 from sparkvod.launch._spark_session import missing_module
-from sparkvod.launch.failure import Failure, blame, lost_rank
+from sparkvod.launch.failure import Failure, blame, silent_rank
 from sparkvod.launch.launcher import EventHandler
 from sparkvod.launch.output import LinePrinter
 from sparkvod.observe.mailbox import Mailbox
@@ -249,9 +249,9 @@ class Job:
         """Gives the rank that is the cause of what others noticed a moment to be heard."""
         until = time.monotonic() + _CAUSE_SECONDS
         while self._box is not None and time.monotonic() < until:
-            # A rank whose process ended will say nothing any more.
+            # A rank whose process ended, or that stood still for the whole time-out, will say nothing any more.
             silent = set(self._started) - self._ended - set(self._failures)
-            silent -= {lost_rank(f) for f in self._failures.values()}
+            silent -= {silent_rank(f) for f in self._failures.values()}
             if not silent or any(f.severity == 0 for f in self._failures.values()):
                 return
             time.sleep(_POLL_SECONDS)

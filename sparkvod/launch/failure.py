@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import cloudpickle
@@ -32,6 +32,11 @@ _NOTICED = (PeerLostError.__name__, ShutDownError.__name__, CollectiveTimeoutErr
 _LOST = re.compile(
     r"rank (?P<rank>\d+) on (?P<host>\S+) left\b[^\n]*: (?:its process ended|Connection reset|Broken pipe|it left in)"
 )
+# What the engine says of one rank that it waited for until the time-out; of several it names none as the cause.
+_LATE = re.compile(
+    r"(?:waited \S+ s for|was not submitted by|join was not called by) "
+    r"rank (?P<rank>\d+) on (?P<host>[^\s,;]+)(?: in |, for which |, which )"
+)
 _RAISED = re.compile(r"rank \d+ raised (\w+)")
 
 
@@ -48,6 +53,7 @@ class Failure:
         time: when it happened, seconds since the epoch by that host's clock.
         severity: 0 the function's own error or a lost process, 1 a collective that failed, 2 a peer noticed as lost.
         exception: the pickled exception; empty when it cannot be pickled or is too large to carry.
+        noticed_by: the rank and host whose exception this is, where ``rank`` is another, which it waited for.
     """
 
     rank: int
@@ -58,6 +64,7 @@ class Failure:
     time: float
     severity: int
     exception: bytes = b""
+    noticed_by: str = ""
 
     @classmethod
     def capture(cls, error: BaseException, rank: int, host: str, limit: int = 1 << 20) -> Failure:
@@ -93,7 +100,8 @@ class Failure:
         """Returns what to raise, with the worker's own exception as its cause when that came along."""
         if self.kind:
             lost_peer = self.severity == 2 and not _of_a_function(self.message)
-            error = WorkerError(self.rank, self.host, self.kind, self.message, self.traceback, lost_peer)
+            said = (self.kind, self.message, self.traceback, lost_peer, self.noticed_by)
+            error = WorkerError(self.rank, self.host, *said)
         else:
             error = WorkerLostError(self.rank, self.host, self.message, self.traceback)
         if self.exception:
@@ -112,21 +120,41 @@ def first_cause(failures: Iterable[Failure]) -> Failure:
 def blame(failures: Iterable[Failure]) -> Failure:
     """Returns :func:`first_cause`, or the loss of the rank that its words name, if that rank has said nothing itself.
 
-    Where Spark ends the job before it sees that a rank's process is gone, only those that noticed are heard.
+    Where Spark ends the job before it sees that a rank's process is gone, only those that noticed are heard. A rank
+    that stands still says nothing either: it is blamed with the words of who waited for it.
     """
-    failures = list(failures)
+    failures = sorted(failures, key=lambda f: f.time)
     first = first_cause(failures)
+    spoken = {failure.rank for failure in failures}
     lost = _lost(first)
-    if lost is None or int(lost["rank"]) in {failure.rank for failure in failures}:
-        return first
+    if lost is None or int(lost["rank"]) in spoken:
+        return _late(first, failures, spoken)
     how = f"ended, as rank {first.rank} on {first.host} noticed ({first.message}),"
     return Failure(int(lost["rank"]), lost["host"], "", how, "", first.time, 0, first.exception)
 
 
-def lost_rank(failure: Failure) -> int:
-    """Returns the rank whose process ended, in the words of one that only noticed it; -1 when it says no such thing."""
-    lost = _lost(failure)
-    return int(lost["rank"]) if lost else -1
+def silent_rank(failure: Failure) -> int:
+    """Returns the rank whose process ended or stands still, in the words of one that only noticed it; else -1."""
+    silent = _lost(failure) or _waited_for(failure)
+    return int(silent["rank"]) if silent else -1
+
+
+def _late(first: Failure, failures: list[Failure], spoken: set[int]) -> Failure:
+    """Returns the failure of the one silent rank that others waited for; ``first`` if there is none, or several."""
+    if first.severity != 2:
+        return first
+    late = [(found, f) for f in failures if (found := _waited_for(f)) and int(found["rank"]) not in spoken]
+    if len({found["rank"] for found, _ in late}) != 1:
+        return first
+    found, by = late[0]
+    return replace(by, rank=int(found["rank"]), host=found["host"], noticed_by=f"rank {by.rank} on {by.host}")
+
+
+def _waited_for(failure: Failure) -> re.Match[str] | None:
+    if failure.severity != 2 or _RAISED.search(failure.message):
+        return None
+    found = list(_LATE.finditer(failure.message))
+    return found[0] if len({match["rank"] for match in found}) == 1 else None
 
 
 def _lost(failure: Failure) -> re.Match[str] | None:

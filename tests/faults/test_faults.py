@@ -31,7 +31,7 @@ SAYS = {
     "raise": "rank 1 on .* raised ArithmeticError: raised by the test",
     "exit": "rank 1 on .* was lost: its process ended",
     "kill": "rank 1 on .* was lost: its process ended",
-    "stop": "CollectiveTimeoutError: .*rank 1",
+    "stop": "rank 1 on .* was waited for in vain, as rank [02] on .* noticed: CollectiveTimeoutError: ",
 }
 
 
@@ -65,8 +65,7 @@ def test_a_rank_that_dies(spark: Any, tmp_path: Path, fault_table: Table, full: 
     assert at_fit < 3 + 2 * knob
     assert re.search(SAYS[how], str(caught.value).splitlines()[0]), caught.value
     assert caught.value.lost_peer is (how != "raise")
-    if how != "stop":  # then who noticed speaks
-        assert caught.value.rank == 1
+    assert caught.value.rank == 1
     for note in others.values():  # whom they lost, or what it told them before it left
         assert "rank 1" in note["message"], note
     assert faults.await_none_busy(tmp_path) == []

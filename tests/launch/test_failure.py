@@ -17,7 +17,7 @@ from sparkvod.errors import (
     WorkerLostError,
 )
 from sparkvod.launch._spark_worker import Task, TaskFailedError, _run, decode, encode
-from sparkvod.launch.failure import Failure, blame, first_cause, lost_rank
+from sparkvod.launch.failure import Failure, blame, first_cause, silent_rank
 
 
 def caught(error: BaseException, cause: BaseException | None = None) -> BaseException:
@@ -98,7 +98,7 @@ def test_the_errors_can_be_pickled() -> None:
         (ValueError("mine"), False),
     ],
 )
-def test_only_a_lost_rank_is_worth_running_again(error: Exception, lost: bool) -> None:
+def test_only_a_silent_rank_is_worth_running_again(error: Exception, lost: bool) -> None:
     assert Failure.capture(error, 0, "here").error().lost_peer is lost
 
 
@@ -158,7 +158,7 @@ def noticed(rank: int, message: str) -> Failure:
 )
 def test_a_lost_process_is_blamed_and_not_the_rank_that_noticed(how: str) -> None:
     failures = [noticed(0, LEFT + how), noticed(1, LEFT + how)]
-    assert lost_rank(failures[0]) == 3
+    assert silent_rank(failures[0]) == 3
     error = blame(failures).error()
     assert isinstance(error, WorkerLostError)
     assert (error.rank, error.host, error.lost_peer) == (3, "south", True)
@@ -169,9 +169,54 @@ def test_a_lost_process_is_blamed_and_not_the_rank_that_noticed(how: str) -> Non
 def test_others_are_blamed_as_they_say() -> None:
     own = Failure.capture(ValueError("x"), 3, "south")
     assert blame([noticed(0, LEFT + "its process ended"), own]) == own
-    for message in (LEFT + "rank 3 raised OSError: its process ended", "rank 1 waited 3 s for rank 3 on south", "x"):
+    for message in (LEFT + "rank 3 raised OSError: its process ended", "x"):
         failures = [noticed(0, message)]
         assert blame(failures) == failures[0]
-        assert lost_rank(failures[0]) == -1
+        assert silent_rank(failures[0]) == -1
     spoken = [noticed(0, LEFT + "its process ended"), noticed(3, "rank 2 on south left during x: rank 2 raised E: y")]
     assert blame(spoken) == spoken[0]
+
+
+def waited(rank: int, message: str) -> Failure:
+    return Failure.capture(CollectiveTimeoutError(message), rank, "north")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "rank 0 on north waited 2 s for rank 3 on south in allreduce of 'a: b'; it is stopped or far behind",
+        "'a' (allreduce) was not submitted by rank 3 on south, for which ranks 0,1 have waited 2 s (limit: 2 s)",
+        "'a' was not submitted by rank 3 on south, for which rank 0 has waited 2 s; 'b' was not submitted by rank 3 "
+        "on south, for which rank 0 has waited 2 s",
+        "join was not called by rank 3 on south, which has submitted nothing else either",
+    ],
+)
+def test_a_rank_that_stands_still_is_blamed_with_the_words_of_who_waited(message: str) -> None:
+    failures = [noticed(1, "rank 0 on north left"), waited(0, message)]
+    assert silent_rank(failures[1]) == 3
+    error = pickle.loads(pickle.dumps(blame(failures).error()))
+    assert type(error) is WorkerError
+    assert (error.rank, error.host, error.kind, error.lost_peer) == (3, "south", "CollectiveTimeoutError", True)
+    said = "rank 3 on south was waited for in vain, as rank 0 on north noticed: CollectiveTimeoutError: "
+    assert str(error).startswith(said + message)
+    assert "The traceback of rank 0 on north:" in str(error)
+    own = Failure.capture(PeerLostError("x"), 3, "south")
+    assert blame([*failures, own]) == failures[0]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "rank 0 on north waited 2 s for rank 2 on south, rank 3 on south in allreduce of 'a'; it is stopped",
+        "'a' was not submitted by rank 2 on south, rank 3 on south, for which rank 0 has waited 2 s",
+        "'a' was not submitted by rank 3 on south, for which rank 0 has waited 2 s; 'b' was not submitted by rank 2 "
+        "on south, for which rank 0 has waited 2 s",
+    ],
+)
+def test_of_several_that_stand_still_none_is_blamed(message: str) -> None:
+    failures = [waited(0, message)]
+    assert silent_rank(failures[0]) == -1
+    assert blame(failures) == failures[0]
+    one = "rank 0 on north waited 2 s for rank 2 on south in x; it is stopped"
+    two = [waited(0, one), waited(1, one.replace("rank 2", "rank 3"))]
+    assert blame(two) == two[0]
