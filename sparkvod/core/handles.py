@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sparkvod._native import Engine
+from sparkvod.errors import CollectiveTimeoutError, HorovodInternalError
 
 
 class Pending:
@@ -89,11 +90,27 @@ def poll(handle: int) -> bool:
     return pending is None or pending.engine.poll(pending.handle)
 
 
-def synchronize(handle: int) -> Any:
+def synchronize(handle: int, timeout: float | None = None) -> Any:
     """Waits for a collective and returns its result; None for an unknown or already synchronised handle.
 
+    Args:
+        handle: what an ``_async`` call returned.
+        timeout: seconds to wait at most; None for as long as it takes.
+
     Raises:
+        CollectiveTimeoutError: it is not done within ``timeout``. It goes on, and ``handle`` may be waited for again.
         HorovodInternalError: the collective failed; the message says which ranks did what.
     """
-    pending = _pending.pop(handle, None)
-    return None if pending is None else pending.wait()
+    pending = _pending.get(handle)
+    if pending is None:
+        return None
+    if timeout is not None and not pending.engine.poll(pending.handle):
+        try:
+            pending.engine.wait(pending.handle, max(timeout, 0.0))
+        except CollectiveTimeoutError:
+            if not pending.engine.poll(pending.handle):
+                raise
+        except HorovodInternalError:
+            pass  # how it ended is raised below
+    _pending.pop(handle, None)
+    return pending.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,15 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparkvod.core import basics, ops
+from sparkvod.core import basics, ops, timeline
 from sparkvod.core.agreement import agree
 from sparkvod.core.compression import only_casts
 from sparkvod.core.objects import any_rank
 from sparkvod.torch.gradients import BucketGradients, CompressedGradients, Gradients, Reduction
+
+# The lane of the timeline that shows a distributed optimizer: "backward" from the first gradient that is ready to the
+# end of the computation, "synchronize" while it waits for what is not hidden, "step".
+LANE = "DistributedOptimizer"
 
 # The exchange whose hooks are on a parameter.
 _owners: Any = WeakTensorKeyDictionary()
@@ -64,6 +69,7 @@ class GradientExchange:
         self._known: list[torch.nn.Parameter] = []
         self._others: list[tuple[torch.nn.Parameter, str]] = []
         self._passes_left: list[int] = []
+        self._backward_ns = 0  # when the first gradient since the last step was ready
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove_all, self._hooks).atexit = False
 
@@ -194,6 +200,8 @@ class GradientExchange:
                 f"step() or synchronize() (parameter {self._names[index]!r}); call step() in between, or raise "
                 "backward_passes_per_step to accumulate gradients locally"
             )
+        if self._backward_ns == 0:
+            self._backward_ns = time.monotonic_ns()
         self._passes_left[index] -= 1
         self._fresh = False
         if self._passes_left[index] == 0:
@@ -241,10 +249,14 @@ class GradientExchange:
         if gradients is None:
             return
         self.adopt()
+        if self._backward_ns != 0:
+            timeline.mark("backward", self._backward_ns, LANE)
+            self._backward_ns = 0
         try:
             if not self._agreed:
                 self._agree(gradients)
-            gradients.reduce()
+            with timeline.timeline_span("synchronize", LANE):
+                gradients.reduce()
         finally:
             self.new_step()
 

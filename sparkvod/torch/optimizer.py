@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 
 from sparkvod.core import ops
 from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.core.timeline import timeline_span
 from sparkvod.torch.compression import Compression
-from sparkvod.torch.exchange import GradientExchange, Settings
+from sparkvod.torch.exchange import LANE, GradientExchange, Settings
 
 __all__ = ["DistributedOptimizer"]
 
@@ -141,7 +142,10 @@ def _followed(closure: Callable[[], Any], then: Callable[[], None]) -> Callable[
 
 
 def _step(step: Callable[..., Any], closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
-    return step(closure, **kwargs) if closure is not None else step(**kwargs)
+    if closure is not None:
+        return step(closure, **kwargs)
+    with timeline_span("step", LANE):
+        return step(**kwargs)
 
 
 _classes: dict[type[Optimizer], type[_Distributed]] = {}

@@ -63,7 +63,7 @@ def test_two_ranks_in_training(tmp_path: Path, by_knob: bool, no_leaks: None) ->
     for rank in range(2):
         own = [event for event in slices if event["pid"] == rank]
         names = [event["name"] for event in own]
-        for name in ("forward", "backward pass"):
+        for name in ("backward", "synchronize", "step", "forward", "backward pass"):
             assert names.count(name) == STEPS, name
         assert "after" not in names
         # The buckets go in place: each is a life in its tensor's lane, and in the engine's what it consists of.
@@ -80,7 +80,7 @@ def test_two_ranks_in_training(tmp_path: Path, by_knob: bool, no_leaks: None) ->
         assert hidden[rank].communication > 0
         # Communication goes on while the backward pass computes.
         assert hidden[rank].both > 0, hidden
-        backward = [(e["ts"], e["ts"] + e["dur"]) for e in slices if e["pid"] == rank and e["name"] == "backward pass"]
+        backward = [(e["ts"], e["ts"] + e["dur"]) for e in slices if e["pid"] == rank and e["name"] == "backward"]
         executed = [e for e in slices if e["pid"] == rank and e["name"] == "allreduce in-place"]
         assert any(begin <= e["ts"] and e["ts"] + e["dur"] <= end for e in executed for begin, end in backward)
     check_clocks(slices)
