@@ -1,6 +1,7 @@
 // An error as a value: a code, what happened in words, and the error that caused it.
 #pragma once
 
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -31,7 +32,13 @@ class [[nodiscard]] Result {
   }
   // `what` failed with the given errno.
   static Result Errno(std::string what, int error, Code code = Code::kSystem) {
-    return Fail(code, std::move(what) + ": " + std::strerror(error));
+    what += std::string(": ") + std::strerror(error);
+    // The limit is the one thing that a reader can change about it.
+    if (error == EMFILE)
+      what +=
+          "; a rank needs about ten descriptors and two for each rank on another host: raise "
+          "the limit of this process (ulimit -n)";
+    return Fail(code, std::move(what));
   }
 
   bool ok() const { return story_ == nullptr; }

@@ -59,6 +59,38 @@ Result CheckAgreement(int rank, const std::vector<Endpoint>& endpoints) {
   return {};
 }
 
+// Hosts on which a rank cannot share memory use TCP, whatever the others of it could do: the ranks
+// of a host share all or nothing. Ranks that are threads of one process need no shared memory.
+Result FallBack(int rank, const Logger& log, std::vector<Endpoint>* endpoints) {
+  const Endpoint own = (*endpoints)[static_cast<size_t>(rank)];
+  std::map<std::string, int> unable;           // host -> its first rank that cannot
+  std::map<std::string, std::string> process;  // host -> of its first rank
+  std::map<std::string, int> first;            // host -> its first rank
+  std::map<std::string, bool> several;         // host -> whether its ranks are several processes
+  for (size_t r = 0; r < endpoints->size(); ++r) {
+    const Endpoint& e = (*endpoints)[r];
+    first.emplace(e.host_id, static_cast<int>(r));
+    if (!e.not_shared.empty()) unable.emplace(e.host_id, static_cast<int>(r));
+    if (process.emplace(e.host_id, e.process).first->second != e.process) several[e.host_id] = true;
+  }
+  for (const auto& [host, r] : unable) {
+    if (!several[host]) continue;
+    const Endpoint& e = (*endpoints)[static_cast<size_t>(r)];
+    const std::string why = "rank " + std::to_string(r) + " on " + e.host +
+                            " can share no memory (" + e.not_shared + ")";
+    if (e.transport == "tcp") continue;
+    if (e.transport == "shm")
+      return Result::Fail(Code::kInvalid, why +
+                                              ", but transport 'shm' was asked for; leave "
+                                              "SPARKVOD_TRANSPORT at 'auto' to use TCP");
+    if (host == own.host_id && first[host] == rank)
+      log.Warning(why + ": the ranks of this host exchange bytes over TCP, which is slower");
+  }
+  for (Endpoint& e : *endpoints)
+    if (unable.count(e.host_id) != 0 && several[e.host_id]) e.transport = "tcp";
+  return {};
+}
+
 }  // namespace
 
 Topology MakeTopology(int rank, const std::vector<std::string>& host_ids,
@@ -96,6 +128,8 @@ Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out,
   auto b = std::make_unique<Bootstrap>();
   b->config_ = config;
   b->own_ = Endpoint::OfThisProcess(config);
+  const Result shared = Arena::Probe(b->own_.arena_bytes + b->own_.staging_bytes);
+  if (!shared.ok()) b->own_.not_shared = shared.Report();
   std::string address;
   SPARKVOD_TRY(OwnAddress(config.address, &address));
   SPARKVOD_TRY(ListenTcp(address, config.port_range, &b->tcp_, &b->own_.port));
@@ -124,6 +158,9 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
                         "endpoint " + std::to_string(rank) +
                             " of the list is not this rank's own; endpoints must be in rank order");
   SPARKVOD_TRY(CheckAgreement(rank, endpoints));
+  const Logger log(config_.log_level, "rank " + std::to_string(rank));
+  SPARKVOD_TRY(FallBack(rank, log, &endpoints));
+  own_ = endpoints[static_cast<size_t>(rank)];
 
   auto world = std::make_unique<World>();
   std::vector<std::string> ids, hosts;
@@ -137,7 +174,6 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
   SPARKVOD_TRY(Poller::Create(true, &world->idle));
   SPARKVOD_TRY(Poller::Create(false, &world->driver));
 
-  const Logger log(config_.log_level, "rank " + std::to_string(rank));
   const Deadline deadline = Deadline::After(config_.start_timeout);
   Connector connector(rank, endpoints, secret, log);
   Geometry geometry;

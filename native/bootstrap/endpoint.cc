@@ -33,7 +33,7 @@ std::string Inode(const char* path) {
 std::string Endpoint::Encode() const {
   Writer w;
   w.Put(kMagic);
-  for (const std::string* s : {&host, &host_id, &process, &transport, &unix_name})
+  for (const std::string* s : {&host, &host_id, &process, &transport, &not_shared, &unix_name})
     w.PutString(s->substr(0, kNameLimit));
   w.Put<int32_t>(port);
   w.Put(staging_bytes);
@@ -53,8 +53,8 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
                                             std::to_string(bytes.size()) +
                                             " bytes) was not made by this version of sparkvod; "
                                             "all ranks must run the same version");
-  for (std::string* s :
-       {&out->host, &out->host_id, &out->process, &out->transport, &out->unix_name})
+  for (std::string* s : {&out->host, &out->host_id, &out->process, &out->transport,
+                         &out->not_shared, &out->unix_name})
     *s = r.GetString(kNameLimit);
   out->port = r.Get<int32_t>();
   out->staging_bytes = r.Get<uint64_t>();

@@ -11,11 +11,12 @@
 namespace sparkvod {
 
 struct Endpoint {
-  std::string host;       // name for messages
-  std::string host_id;    // equal for ranks that can share memory
-  std::string process;    // equal for ranks of one process
-  std::string transport;  // what this rank was configured for
-  std::string unix_name;  // abstract Unix socket
+  std::string host;        // name for messages
+  std::string host_id;     // equal for ranks that can share memory
+  std::string process;     // equal for ranks of one process
+  std::string transport;   // what this rank was configured for
+  std::string not_shared;  // why this process can share no memory; empty when it can
+  std::string unix_name;   // abstract Unix socket
   std::vector<std::string> addresses;
   int port = 0;
   uint64_t staging_bytes = 0;

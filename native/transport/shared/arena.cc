@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <string>
 
 #include "native/transport/poller.h"
 
@@ -16,21 +17,29 @@ Result Duplicate(int fd, Fd* out) {
   return out->valid() ? Result::Ok() : Result::Errno("cannot duplicate an event descriptor", errno);
 }
 
+// A memfd has no name, so a killed process leaves nothing behind, and /dev/shm may be as small as
+// it likes.
+Result MakeMemory(size_t bytes, Fd* out) {
+  *out = Fd(::memfd_create("sparkvod", MFD_CLOEXEC));
+  if (!out->valid()) return Result::Errno("memfd_create failed", errno);
+  if (::ftruncate(out->get(), static_cast<off_t>(bytes)) != 0)
+    return Result::Errno("shared memory of " + std::to_string(bytes) + " bytes was refused", errno);
+  return {};
+}
+
 }  // namespace
+
+Result Arena::Probe(size_t bytes) {
+  Fd memory;
+  return MakeMemory(bytes, &memory);
+}
 
 Result Arena::Create(const Geometry& geometry, bool in_process, int idle_bell, int driver_bell,
                      std::shared_ptr<Arena>* out) {
   std::shared_ptr<Arena> arena(new Arena());
   SPARKVOD_TRY(Duplicate(idle_bell, &arena->idle_bell_));
   SPARKVOD_TRY(Duplicate(driver_bell, &arena->driver_bell_));
-  if (!in_process) {
-    // A memfd has no name, so a killed process leaves nothing behind, and /dev/shm may be as small
-    // as it likes.
-    arena->memory_ = Fd(::memfd_create("sparkvod", MFD_CLOEXEC));
-    if (!arena->memory_.valid()) return Result::Errno("memfd_create failed", errno);
-    if (::ftruncate(arena->memory_.get(), static_cast<off_t>(geometry.total())) != 0)
-      return Result::Errno("cannot size the shared memory", errno);
-  }
+  if (!in_process) SPARKVOD_TRY(MakeMemory(geometry.total(), &arena->memory_));
   SPARKVOD_TRY(Heap::Map(geometry, arena->memory_.get(), &arena->heap_));
   *out = std::move(arena);
   return {};

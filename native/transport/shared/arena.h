@@ -14,6 +14,9 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
+  // Whether this process can make shared memory of that many bytes: sandboxes forbid memfd_create,
+  // limits of file sizes (ulimit -f) hold for it too.
+  static Result Probe(size_t bytes);
   // Creates the own arena: a memfd that other processes can attach, or, with `in_process`, plain
   // memory. The bells are the event descriptors of the rank's pollers (idle, driver); the arena
   // keeps duplicates.
