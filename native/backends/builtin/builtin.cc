@@ -1,6 +1,7 @@
 #include "native/backends/builtin/builtin.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -51,6 +52,7 @@ class Builtin : public Backend {
 
   Result Allreduce(const AllreduceCall& given, Carrier* carrier) override {
     AllreduceCall call = given;
+    AverageByShares(&call);
     if (call.prescale != 1) {
       const Phase scaling(comm_->timeline(), "prescale");
       for (Part& part : call.parts) {
@@ -102,7 +104,9 @@ class Builtin : public Backend {
                                   : ChainBroadcast(*comm_, data, bytes, root);
   }
 
-  Result Reducescatter(const ReducescatterCall& call, Carrier* carrier) override {
+  Result Reducescatter(const ReducescatterCall& given, Carrier* carrier) override {
+    ReducescatterCall call = given;
+    AverageByShares(&call);
     const Finish finish = FinishOf(call.op, call.dtype, call.postscale, call.average_over);
     const size_t elements = call.begins.back();
     if (elements == 0) return {};
@@ -164,6 +168,17 @@ class Builtin : public Backend {
   size_t Sent(const AlltoallCall& call, size_t q, size_t ranks) const {
     const size_t* row = call.bytes.data() + q * static_cast<size_t>(comm_->size());
     return std::accumulate(row, row + ranks, size_t{0});
+  }
+
+  // Between hosts a sum travels in its own type, and one of float16 ends at 65504. So an average's
+  // terms are made smaller first, by a power of two, which costs no bit, and larger in the end.
+  template <typename Call>
+  void AverageByShares(Call* call) const {
+    if (call->op != ReduceOp::kAverage || call->dtype != DType::kFloat16) return;
+    if (comm_->size() == 1 || comm_->shares_memory()) return;
+    const double share = std::exp2(-std::ceil(std::log2(call->average_over)));
+    call->prescale *= share;
+    call->postscale /= share;
   }
 
   Finish FinishOf(ReduceOp op, DType dtype, double postscale, int average_over) const {

@@ -264,6 +264,25 @@ TEST(AllreduceScalesBeforeAndAfter) {
   }
 }
 
+// The sum of what is averaged is larger than float16 holds, the average is not.
+TEST(AllreduceAveragesLargeHalves) {
+  WorldOptions two_hosts;
+  two_hosts.hosts = {"a", "a", "b", "b"};
+  const auto body = [](Engine& engine, int rank) {
+    for (const ReduceOp op : {ReduceOp::kAverage, ReduceOp::kSum}) {
+      const uint16_t value = rank == 0 ? 0x7b00 : 0x7900;  // 57344 and 40960
+      std::vector<uint16_t> data(3000, value);
+      const Request request = AllreduceOf("halves", DType::kFloat16, {3000}, op);
+      EXPECT_EQ(End(engine, Start(engine, request, data.data())).Report(), "ok");
+      const uint16_t average = engine.topology().size == 3 ? 0x79ab : 0x7980;  // 46432 and 45056
+      EXPECT_EQ(data[0], op == ReduceOp::kSum ? 0x7c00 : average);
+      EXPECT(data == std::vector<uint16_t>(3000, data[0]));
+    }
+  };
+  for (const Kind& kind : Kinds()) RunWorld(kind, 3, body);
+  RunWorld(kInproc, 4, body, two_hosts);
+}
+
 // Random floats round differently in different orders: every rank must hold the same bits all the
 // same.
 TEST(AllreduceGivesAllRanksTheSameBits) {
