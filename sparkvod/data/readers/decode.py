@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import posixpath
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from sparkvod.data.dataset import Dataset
 from sparkvod.data.files import failures
@@ -24,12 +26,28 @@ STREAM_BUFFER = 64 << 10
 """Bytes read ahead per column of a row group that is decoded part by part."""
 
 
+class _Handle(NamedTuple):
+    """An open file, which one thread uses at a time, the Parquet columns that are wanted, and its column chunks."""
+
+    file: pq.ParquetFile
+    source: Any
+    columns: list[int]
+    chunks: int
+
+    def close(self) -> None:
+        self.file.close()
+        self.source.close()
+
+
 class Decoder:
-    """Decodes a data set's row groups; keeps files open as long as their metadata are not too much.
+    """Decodes a data set's row groups, in any threads; keeps files open as long as their metadata are not too much.
 
     Args:
         dataset: the data set.
         columns: the columns to decode.
+
+    Attributes:
+        remote: whether reading a file means to wait for another machine.
     """
 
     def __init__(self, dataset: Dataset, columns: Sequence[Column]) -> None:
@@ -37,7 +55,11 @@ class Decoder:
         self._names = [column.name for column in columns]
         self._plain = dataset.checked and all(c.kind == "scalar" and c.dtype != "bool" for c in columns)
         self._fs, self._root = url_to_fs(dataset.path, **dataset.storage_options)
-        self._open: OrderedDict[int, tuple[pq.ParquetFile, Any, int]] = OrderedDict()
+        self._local = isinstance(self._fs, LocalFileSystem)
+        self.remote = not self._local and not isinstance(self._fs, MemoryFileSystem)
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[int, list[_Handle]] = OrderedDict()
+        self._idle_chunks = 0
 
     def decode(self, group: int) -> list[np.ndarray]:
         """Decodes a row group.
@@ -50,8 +72,13 @@ class Decoder:
                 another length.
         """
         number, index, rows, _ = self._dataset.groups[group].tolist()
-        # use_threads=False: starting tasks costs more than decoding a group of some thousand rows.
-        table = self._file(number).read_row_group(index, columns=self._names, use_threads=False)
+        handle = self._borrow(number)
+        try:
+            # ParquetFile.read_row_group() looks the columns up by name each time, for half the time of decoding them.
+            # use_threads=False: starting tasks costs more than decoding a group of some thousand rows.
+            table = handle.file.reader.read_row_group(index, column_indices=handle.columns, use_threads=False)
+        finally:
+            self._give_back(number, handle)
         if table.num_rows != rows:
             raise self._changed(number, index, table.num_rows, rows)
         return self._arrays(table, number)
@@ -70,9 +97,9 @@ class Decoder:
             DataError: as :meth:`decode`.
         """
         number, index, _, _ = self._dataset.groups[group].tolist()
-        file, source = self._opened(number, buffer_size=STREAM_BUFFER)
+        handle = self._opened(number, buffer_size=STREAM_BUFFER)
         try:
-            batches = file.iter_batches(max(sizes), row_groups=[index], columns=self._names, use_threads=False)
+            batches = handle.file.iter_batches(max(sizes), row_groups=[index], columns=self._names, use_threads=False)
             held: pa.Table | None = None
             for size in sizes:
                 while held is None or held.num_rows < size:
@@ -84,8 +111,7 @@ class Decoder:
                 yield self._arrays(held.slice(0, size), number)
                 held = held.slice(size)
         finally:
-            file.close()
-            source.close()
+            handle.close()
 
     def _arrays(self, table: pa.Table, number: int) -> list[np.ndarray]:
         if table.column_names != self._names:
@@ -142,36 +168,62 @@ class Decoder:
     def _name(self, number: int) -> str:
         return posixpath.join(self._root, self._dataset.files[number])
 
-    def _file(self, number: int) -> pq.ParquetFile:
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number][0]
-        file, source = self._opened(number)
-        self._open[number] = (file, source, file.num_row_groups * file.metadata.num_columns)
-        while len(self._open) > 1 and sum(chunks for _, _, chunks in self._open.values()) > OPEN_CHUNKS:
-            self._shut(self._open.popitem(last=False)[1])
-        return file
+    def _borrow(self, number: int) -> _Handle:
+        """Returns an open file for the caller alone."""
+        with self._lock:
+            handles = self._idle.get(number)
+            if handles:
+                handle = handles.pop()
+                if not handles:
+                    del self._idle[number]
+                self._idle_chunks -= handle.chunks
+                return handle
+        return self._opened(number)
 
-    def _opened(self, number: int, buffer_size: int = 0) -> tuple[pq.ParquetFile, Any]:
+    def _give_back(self, number: int, handle: _Handle) -> None:
+        """Keeps a file open for later, and closes those that were not used for longest if these are too many."""
+        with self._lock:
+            self._idle.setdefault(number, []).append(handle)
+            self._idle.move_to_end(number)
+            self._idle_chunks += handle.chunks
+            while len(self._idle) > 1 and self._idle_chunks > OPEN_CHUNKS:
+                for old in self._idle.popitem(last=False)[1]:
+                    self._idle_chunks -= old.chunks
+                    old.close()
+
+    def _opened(self, number: int, buffer_size: int = 0) -> _Handle:
         path = self._name(number)
         try:
-            local = isinstance(self._fs, LocalFileSystem)
-            source = pa.OSFile(path, "rb") if local else self._fs.open(path, "rb")
-            file = pq.ParquetFile(source, buffer_size=buffer_size, pre_buffer=not local and not buffer_size)
+            source = self._source(path)
+            file = pq.ParquetFile(source, buffer_size=buffer_size, pre_buffer=not self._local and not buffer_size)
         except (*failures(self._fs), pa.ArrowInvalid) as error:
             raise DataError(
                 f"{path} cannot be read ({error}), a Parquet file of the data set was expected; it must be reachable "
                 "from every "
                 "worker: use a store that all of them share, and do not delete prepared data while they are in use"
             ) from error
-        return file, source
+        wanted = set(self._names)
+        columns = []
+        for index in range(file.metadata.num_columns):
+            # A list's column is x.list.element; and a name may have dots itself.
+            steps = file.schema.column(index).path.split(".")
+            if any(".".join(steps[:end]) in wanted for end in range(1, len(steps) + 1)):
+                columns.append(index)
+        return _Handle(file, source, columns, file.num_row_groups * file.metadata.num_columns)
 
-    @staticmethod
-    def _shut(entry: tuple[pq.ParquetFile, Any, int]) -> None:
-        entry[0].close()
-        entry[1].close()
+    def _source(self, path: str) -> Any:
+        if self._local:
+            return pa.OSFile(path, "rb")
+        if isinstance(self._fs, MemoryFileSystem):
+            # Its open files of one path are one object, with one position.
+            return pa.BufferReader(self._fs.cat_file(path))
+        return self._fs.open(path, "rb")
 
     def close(self) -> None:
         """Closes all files."""
-        while self._open:
-            self._shut(self._open.popitem()[1])
+        with self._lock:
+            handles = [handle for handles in self._idle.values() for handle in handles]
+            self._idle.clear()
+            self._idle_chunks = 0
+        for handle in handles:
+            handle.close()

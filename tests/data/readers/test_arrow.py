@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,3 +109,29 @@ def test_columns_come_in_any_order(tmp_path: Path) -> None:
                 assert list(batch.columns) == ["real", "id", "whole"]
                 np.testing.assert_array_equal(batch.columns["real"] * 8, batch.columns["id"])
                 np.testing.assert_array_equal(batch.columns["whole"], batch.columns["id"])
+
+
+def test_names_with_dots_and_names_that_begin_like_others(tmp_path: Path) -> None:
+    (tmp_path / "intermediate_train_data").mkdir()
+    table = pa.table({"a.b": [1, 2], "a": [[3, 4], [5, 6]], "ab": [7, 8], "a.bc": [9, 10]})
+    pq.write_table(table, tmp_path / "intermediate_train_data" / "a.parquet")
+    dataset = open_prepared(FilesystemStore(str(tmp_path))).train
+    for names in (["a"], ["a.b"], ["ab", "a.bc"], ["a.bc", "a", "ab", "a.b"]):
+        with open_reader("arrow", dataset, names, 2, shuffle=False) as reader:
+            batches = list(reader.epoch(0))
+        for name in names:
+            assert batches[0].columns[name].tolist() == table.column(name).to_pylist()
+
+
+def test_two_iterators_on_a_file_system_in_memory(tmp_path: Path) -> None:
+    dataset = write(tmp_path, EVEN)
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "intermediate_train_data"), "/two-iterators", recursive=True)
+    try:
+        with open_reader("arrow", replace(dataset, path="memory:///two-iterators"), ["id"], 20) as reader:
+            pairs = list(zip(reader.epoch(0), reader.epoch(1), strict=True))
+        for side in zip(*pairs, strict=True):
+            ids = np.concatenate([batch.columns["id"] for batch in side])
+            np.testing.assert_array_equal(np.sort(ids), np.arange(dataset.rows))
+    finally:
+        memory.rm("/two-iterators", recursive=True)
