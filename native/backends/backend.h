@@ -26,12 +26,14 @@ enum class Collective : uint8_t {
   kReducescatter,
   kAlltoall,
   kJoin,
+  kAddSet,
+  kRemoveSet,
 };
-constexpr int kCollectiveCount = 7;
+constexpr int kCollectiveCount = 9;
 const char* NameOf(Collective collective);
 // Whether it is about tensors.
 constexpr bool HasTensors(Collective collective) {
-  return collective != Collective::kBarrier && collective != Collective::kJoin;
+  return collective != Collective::kBarrier && collective < Collective::kJoin;
 }
 // Whether ranks may have different numbers of rows.
 constexpr bool HasOwnRows(Collective collective) {

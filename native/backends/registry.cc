@@ -17,7 +17,8 @@ constexpr Entry kBackends[] = {
 
 const char* NameOf(Collective collective) {
   constexpr const char* kNames[kCollectiveCount] = {
-      "allreduce", "allgather", "broadcast", "barrier", "reducescatter", "alltoall", "join"};
+      "allreduce", "allgather", "broadcast",       "barrier",           "reducescatter",
+      "alltoall",  "join",      "add_process_set", "remove_process_set"};
   return kNames[static_cast<int>(collective)];
 }
 

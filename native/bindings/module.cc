@@ -79,16 +79,17 @@ int64_t Submit(Engine& engine, Request request, std::vector<Part> parts, bool wa
   return handle;
 }
 
-Request Named(std::string name, Collective collective) {
+Request Named(std::string name, Collective collective, int process_set = 0) {
   Request request;
+  request.process_set = process_set;
   request.name = std::move(name);
   request.collective = collective;
   return request;
 }
 
 int64_t GroupedAllreduce(Engine& engine, std::string name, std::vector<PyEntry> entries, int op,
-                         double prescale, double postscale, bool wake) {
-  Request request = Named(std::move(name), Collective::kAllreduce);
+                         double prescale, double postscale, bool wake, int process_set) {
+  Request request = Named(std::move(name), Collective::kAllreduce, process_set);
   request.op = OpFrom(op);
   request.prescale = prescale;
   request.postscale = postscale;
@@ -99,8 +100,9 @@ int64_t GroupedAllreduce(Engine& engine, std::string name, std::vector<PyEntry> 
 }
 
 int64_t GroupedAllgather(Engine& engine, std::string name,
-                         std::vector<std::tuple<uintptr_t, Shape, int>> entries, bool wake) {
-  Request request = Named(std::move(name), Collective::kAllgather);
+                         std::vector<std::tuple<uintptr_t, Shape, int>> entries, bool wake,
+                         int process_set) {
+  Request request = Named(std::move(name), Collective::kAllgather, process_set);
   std::vector<Part> parts;
   for (auto& [input, shape, dtype] : entries)
     AddRows(&request, &parts, input, 0, std::move(shape), dtype);
@@ -109,8 +111,9 @@ int64_t GroupedAllgather(Engine& engine, std::string name,
 
 int64_t GroupedReducescatter(Engine& engine, std::string name,
                              std::vector<std::tuple<uintptr_t, uintptr_t, Shape, int>> entries,
-                             int op, double prescale, double postscale, bool wake) {
-  Request request = Named(std::move(name), Collective::kReducescatter);
+                             int op, double prescale, double postscale, bool wake,
+                             int process_set) {
+  Request request = Named(std::move(name), Collective::kReducescatter, process_set);
   request.op = OpFrom(op);
   request.prescale = prescale;
   request.postscale = postscale;
@@ -121,8 +124,8 @@ int64_t GroupedReducescatter(Engine& engine, std::string name,
 }
 
 int64_t Alltoall(Engine& engine, std::string name, uintptr_t input, Shape shape, int dtype,
-                 std::vector<int64_t> splits, bool wake) {
-  Request request = Named(std::move(name), Collective::kAlltoall);
+                 std::vector<int64_t> splits, bool wake, int process_set) {
+  Request request = Named(std::move(name), Collective::kAlltoall, process_set);
   request.splits = std::move(splits);
   std::vector<Part> parts;
   AddRows(&request, &parts, input, 0, std::move(shape), dtype);
@@ -235,8 +238,9 @@ PYBIND11_MODULE(_native, m) {
       .def(
           "allreduce",
           [](Engine& self, std::string name, uintptr_t input, uintptr_t output, int64_t count,
-             int dtype, int op, double prescale, double postscale, Shape shape, bool wake) {
-            Request request = Named(std::move(name), Collective::kAllreduce);
+             int dtype, int op, double prescale, double postscale, Shape shape, bool wake,
+             int process_set) {
+            Request request = Named(std::move(name), Collective::kAllreduce, process_set);
             request.op = OpFrom(op);
             request.prescale = prescale;
             request.postscale = postscale;
@@ -246,45 +250,49 @@ PYBIND11_MODULE(_native, m) {
           },
           py::arg("name"), py::arg("input"), py::arg("output"), py::arg("count"), py::arg("dtype"),
           py::arg("op"), py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
-          py::arg("shape") = Shape{}, py::arg("wake") = true)
+          py::arg("shape") = Shape{}, py::arg("wake") = true, py::arg("process_set") = 0)
       .def("grouped_allreduce", &GroupedAllreduce, py::arg("name"), py::arg("entries"),
            py::arg("op"), py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
-           py::arg("wake") = true)
+           py::arg("wake") = true, py::arg("process_set") = 0)
       .def(
           "allgather",
-          [](Engine& self, std::string name, uintptr_t input, Shape shape, int dtype, bool wake) {
-            Request request = Named(std::move(name), Collective::kAllgather);
+          [](Engine& self, std::string name, uintptr_t input, Shape shape, int dtype, bool wake,
+             int process_set) {
+            Request request = Named(std::move(name), Collective::kAllgather, process_set);
             std::vector<Part> parts;
             AddRows(&request, &parts, input, 0, std::move(shape), dtype);
             return Submit(self, std::move(request), std::move(parts), wake);
           },
           py::arg("name"), py::arg("input"), py::arg("shape"), py::arg("dtype"),
-          py::arg("wake") = true)
+          py::arg("wake") = true, py::arg("process_set") = 0)
       .def("grouped_allgather", &GroupedAllgather, py::arg("name"), py::arg("entries"),
-           py::arg("wake") = true)
+           py::arg("wake") = true, py::arg("process_set") = 0)
       .def("grouped_reducescatter", &GroupedReducescatter, py::arg("name"), py::arg("entries"),
            py::arg("op"), py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
-           py::arg("wake") = true)
+           py::arg("wake") = true, py::arg("process_set") = 0)
       .def("alltoall", &Alltoall, py::arg("name"), py::arg("input"), py::arg("shape"),
-           py::arg("dtype"), py::arg("splits") = Shape{}, py::arg("wake") = true)
+           py::arg("dtype"), py::arg("splits") = Shape{}, py::arg("wake") = true,
+           py::arg("process_set") = 0)
       .def(
           "broadcast",
           [](Engine& self, std::string name, uintptr_t input, uintptr_t output, int64_t count,
-             int dtype, int root, Shape shape, bool wake) {
-            Request request = Named(std::move(name), Collective::kBroadcast);
+             int dtype, int root, Shape shape, bool wake, int process_set) {
+            Request request = Named(std::move(name), Collective::kBroadcast, process_set);
             request.root = root;
             std::vector<Part> parts;
             Add(&request, &parts, input, output, count, dtype, std::move(shape));
             return Submit(self, std::move(request), std::move(parts), wake);
           },
           py::arg("name"), py::arg("input"), py::arg("output"), py::arg("count"), py::arg("dtype"),
-          py::arg("root"), py::arg("shape") = Shape{}, py::arg("wake") = true)
+          py::arg("root"), py::arg("shape") = Shape{}, py::arg("wake") = true,
+          py::arg("process_set") = 0)
       .def(
           "barrier",
-          [](Engine& self, std::string name, bool wake) {
-            return Submit(self, Named(std::move(name), Collective::kBarrier), {}, wake);
+          [](Engine& self, std::string name, bool wake, int process_set) {
+            return Submit(self, Named(std::move(name), Collective::kBarrier, process_set), {},
+                          wake);
           },
-          py::arg("name"), py::arg("wake") = true)
+          py::arg("name"), py::arg("wake") = true, py::arg("process_set") = 0)
       .def(
           "join",
           [](Engine& self, bool over_active, bool wake) {
@@ -301,6 +309,30 @@ PYBIND11_MODULE(_native, m) {
             return operation->last_joined;
           },
           py::arg("handle"))
+      .def(
+          "add_process_set",
+          [](Engine& self, const std::vector<int>& ranks, bool wake) {
+            Request request = Named("sparkvod.add_process_set", Collective::kAddSet);
+            request.splits.assign(ranks.begin(), ranks.end());
+            return Submit(self, std::move(request), {}, wake);
+          },
+          py::arg("ranks"), py::arg("wake") = true)
+      .def(
+          "added_process_set",
+          [](Engine& self, int64_t handle) {
+            std::shared_ptr<Operation> operation;
+            ThrowIfFailed(self.Find(handle, &operation));
+            return operation->set == nullptr ? 0 : operation->set->id;
+          },
+          py::arg("handle"))
+      .def(
+          "remove_process_set",
+          [](Engine& self, int process_set, bool wake) {
+            Request request = Named("sparkvod.remove_process_set", Collective::kRemoveSet);
+            request.root = process_set;
+            return Submit(self, std::move(request), {}, wake);
+          },
+          py::arg("process_set"), py::arg("wake") = true)
       .def(
           "poll",
           [](Engine& self, int64_t handle) {

@@ -99,6 +99,7 @@ Topology MakeTopology(int rank, const std::vector<std::string>& host_ids,
   t.rank = rank;
   t.size = static_cast<int>(host_ids.size());
   t.hosts = hosts;
+  t.host_ids = host_ids;
   std::map<std::string, std::vector<int>> by_host;
   std::vector<std::string> order;  // hosts by their first rank
   for (int r = 0; r < t.size; ++r) {

@@ -18,6 +18,7 @@ struct Topology {
   int cross_rank = 0, cross_size = 1;  // among the ranks that have the same local rank, by host
   bool homogeneous = true;             // every host has the same number of ranks
   std::vector<std::string> hosts;      // name of each rank's host
+  std::vector<std::string> host_ids;   // identity of each rank's host
   std::vector<int> local_ranks;        // global ranks on this host
   std::vector<int> cross_ranks;        // global ranks with this local rank, by host
 };

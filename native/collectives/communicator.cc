@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <set>
 
@@ -20,18 +21,66 @@ int UsableCores() {
 
 Communicator::Communicator(World* world, const Config& config, std::function<Result()> health)
     : world_(world),
+      topology_(world->topology),
+      arenas_(world->local_arenas),
       health_(std::move(health)),
       timeout_(config.collective_timeout),
       warn_after_(config.stall_check_time_seconds),
       log_(config.log_level, "rank " + std::to_string(world->topology.rank)) {
   // Ranks that outnumber the cores would spin away the time of those that they wait for.
-  const bool crowded = world->topology.local_size > UsableCores();
+  const bool crowded = topology_.local_size > UsableCores();
   spin_ns_ = crowded ? 0 : config.spin_us * 1000;
+  for (int r = 0; r < topology_.size; ++r) ranks_.push_back(r);
+  for (Arena* arena : arenas_)
+    lanes_.push_back({&arena->header().phase, arena->slot(0), arena->staging()});
+  FindTransport();
+}
+
+Communicator::Communicator(const Communicator& world, const std::vector<int>& ranks)
+    : world_(world.world_),
+      timeline_(world.timeline_),
+      ranks_(ranks),
+      health_(world.health_),
+      spin_ns_(world.spin_ns_),
+      timeout_(world.timeout_),
+      warn_after_(world.warn_after_),
+      log_(world.log_) {
+  std::vector<std::string> ids, hosts;
+  for (const int r : ranks) {
+    ids.push_back(world.topology_.host_ids[static_cast<size_t>(r)]);
+    hosts.push_back(world.topology_.hosts[static_cast<size_t>(r)]);
+  }
+  const auto me = std::find(ranks.begin(), ranks.end(), world.rank());
+  topology_ = MakeTopology(static_cast<int>(me - ranks.begin()), ids, hosts);
+  if (!world_->local_arenas.empty())
+    for (const int local : topology_.local_ranks) {
+      const int r = ranks_[static_cast<size_t>(local)];
+      arenas_.push_back(r == world.rank() ? world_->arena.get()
+                                          : world_->peers[static_cast<size_t>(r)].arena.get());
+    }
+  FindTransport();
+}
+
+void Communicator::FindTransport() {
   std::set<std::string> names;
-  for (const Peer& peer : world->peers)
-    if (peer.channel != nullptr) names.insert(peer.channel->transport());
+  for (const int r : ranks_)
+    if (const Peer& peer = world_->peers[static_cast<size_t>(r)]; peer.channel != nullptr)
+      names.insert(peer.channel->transport());
   for (const std::string& name : names) transport_ += (transport_.empty() ? "" : "+") + name;
   if (transport_.empty()) transport_ = "none";
+}
+
+size_t Communicator::LaneBytes() const {
+  return kCacheLine + 2 * Geometry::kSlotBytes + staging_bytes();
+}
+
+void Communicator::MoveIn(const std::vector<int64_t>& offsets) {
+  for (size_t l = 0; l < arenas_.size(); ++l) {
+    char* const lane = arenas_[l]->base() + offsets[static_cast<size_t>(topology_.local_ranks[l])];
+    char* const slots = lane + kCacheLine;
+    lanes_.push_back(
+        {reinterpret_cast<std::atomic<uint64_t>*>(lane), slots, slots + 2 * Geometry::kSlotBytes});
+  }
 }
 
 Result Communicator::SendRecv(int to, const void* out, size_t out_bytes, int from, void* in,
@@ -62,7 +111,7 @@ Result Communicator::SendRecv(int to, const void* out, size_t out_bytes, int fro
 uint64_t Communicator::Arrive() {
   // Sequentially consistent, as are the loads of `sleeper` in RingForPhase and of `phase` in
   // AwaitPhase.
-  own_arena().header().phase.store(++phase_);
+  lanes_[static_cast<size_t>(local_rank())].phase->store(++phase_);
   for (int l = 0; l < local_size(); ++l)
     if (l != local_rank()) arena(l).RingForPhase();
   return phase_;
@@ -75,7 +124,7 @@ Result Communicator::AwaitPhase(uint64_t phase) {
     *step = Step::kStuck;
     for (; next < local_size(); ++next) {
       if (next == local_rank()) continue;
-      if (arena(next).header().phase.load() < phase) return {};
+      if (lanes_[static_cast<size_t>(next)].phase->load() < phase) return {};
       *step = Step::kMoved;
     }
     *step = Step::kDone;
@@ -93,7 +142,7 @@ Result Communicator::Lost(int peer, const Departure& how) const {
 }
 
 Result Communicator::CheckPeers(bool thorough) {
-  for (int r = 0; r < size(); ++r) {
+  for (int r = 0; r < world_->topology.size; ++r) {
     const Peer& peer = world_->peers[static_cast<size_t>(r)];
     if (peer.link == nullptr) continue;
     if (!thorough && (peer.arena == nullptr || peer.arena->header().left.load() == 0)) continue;
@@ -105,25 +154,25 @@ Result Communicator::CheckPeers(bool thorough) {
 }
 
 Result Communicator::Blame(int peer, const Result& cause) {
+  const int r = ranks_[static_cast<size_t>(peer)];
   Departure how;
-  if (world_->peers[static_cast<size_t>(peer)].link->Left(&how)) return Lost(peer, how);
+  if (world_->peers[static_cast<size_t>(r)].link->Left(&how)) return Lost(r, how);
   return Result::Fail(Code::kPeerLost,
-                      world_->Name(peer) + " was lost during " + doing_ + ": " + cause.Report());
+                      Name(peer) + " was lost during " + doing_ + ": " + cause.Report());
 }
 
 std::string Communicator::Waited(int peer, double seconds) const {
   std::string whom;
   if (peer >= 0) {
-    whom = world_->Name(peer);
+    whom = Name(peer);
   } else {
     for (int l = 0; l < local_size(); ++l)
-      if (arena(l).header().phase.load() < phase_)
-        whom += (whom.empty() ? "" : ", ") +
-                world_->Name(world_->topology.local_ranks[static_cast<size_t>(l)]);
+      if (lanes_[static_cast<size_t>(l)].phase->load() < phase_)
+        whom += (whom.empty() ? "" : ", ") + Name(topology_.local_ranks[static_cast<size_t>(l)]);
   }
   char text[32];
   std::snprintf(text, sizeof text, "%g", seconds);
-  return world_->Name(rank()) + " waited " + text + " s for " + whom + " in " + doing_ +
+  return Name(rank()) + " waited " + text + " s for " + whom + " in " + doing_ +
          "; it is stopped or far behind";
 }
 

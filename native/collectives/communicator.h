@@ -1,5 +1,7 @@
 // One rank's side of blocking exchanges with its peers: what the algorithms are written over.
 //
+// Its ranks are all of the world, or a set of them, which are then counted from 0 in their order.
+//
 // Used by the holder of the driver token only. Every wait spins for a while, then sleeps, and ends
 // with an error when a peer leaves, when the engine is aborted, or when nothing has moved for the
 // collective's deadline.
@@ -9,6 +11,7 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "native/base/clock.h"
 #include "native/base/config.h"
@@ -23,22 +26,37 @@ class Communicator {
  public:
   // `health` is asked after every sleep: an abort of this engine, an interrupt of its user.
   Communicator(World* world, const Config& config, std::function<Result()> health);
+  // Of some ranks of the world, in ascending order, this one among them. What they publish to each
+  // other passes through a lane of their own, LaneBytes of engine memory, so that overlapping sets
+  // do not tread on each other; MoveIn is told where each rank has it.
+  Communicator(const Communicator& world, const std::vector<int>& ranks);
+  size_t LaneBytes() const;
+  // offsets: where each rank's lane lies in its arena, by rank. The lanes are zero.
+  void MoveIn(const std::vector<int64_t>& offsets);
 
-  int rank() const { return world_->topology.rank; }
-  int size() const { return world_->topology.size; }
-  const World& world() const { return *world_; }
+  int rank() const { return topology_.rank; }
+  int size() const { return topology_.size; }
+  // How these ranks are grouped by host; its ranks are this communicator's.
+  const Topology& topology() const { return topology_; }
+  // "rank 3 on host7": by its number in the world.
+  std::string Name(int rank) const { return world_->Name(ranks_[static_cast<size_t>(rank)]); }
   // True when all ranks share memory, so that the direct algorithms apply.
-  bool shares_memory() const { return static_cast<int>(world_->local_arenas.size()) == size(); }
+  bool shares_memory() const { return local_size() == size(); }
   // Of a local rank of this host.
-  Arena& arena(int local_rank) const {
-    return *world_->local_arenas[static_cast<size_t>(local_rank)];
+  Arena& arena(int local_rank) const { return *arenas_[static_cast<size_t>(local_rank)]; }
+  int local_rank() const { return topology_.local_rank; }
+  // Through which small collectives pass, and chunks of large ones.
+  char* slot(int local_rank, int parity) const {
+    return lanes_[static_cast<size_t>(local_rank)].slots +
+           Geometry::kSlotBytes * static_cast<size_t>(parity);
   }
-  int local_rank() const { return world_->topology.local_rank; }
+  char* staging(int local_rank) const { return lanes_[static_cast<size_t>(local_rank)].staging; }
+  size_t staging_bytes() const { return own_arena().geometry().staging_bytes; }
   // Ranks of this host that share memory, this one included; 0 when none do.
-  int local_size() const { return static_cast<int>(world_->local_arenas.size()); }
+  int local_size() const { return static_cast<int>(arenas_.size()); }
   // True when there are several hosts with equally many ranks, several each, that share memory.
   bool hierarchical() const {
-    return !shares_memory() && local_size() > 1 && world_->topology.homogeneous;
+    return !shares_memory() && local_size() > 1 && topology_.homogeneous;
   }
   Arena& own_arena() const { return *world_->arena; }
   // "inproc", "shm", "tcp", or "shm+tcp" for a mixture.
@@ -57,12 +75,16 @@ class Communicator {
   // Both at once, so that rings cannot deadlock.
   Result SendRecv(int to, const void* out, size_t out_bytes, int from, void* in, size_t in_bytes);
 
-  Channel& channel(int peer) const { return *world_->peers[static_cast<size_t>(peer)].channel; }
+  Channel& channel(int peer) const {
+    return *world_->peers[static_cast<size_t>(ranks_[static_cast<size_t>(peer)])].channel;
+  }
 
   // Direct collectives proceed in phases. Arrive() says that this rank has done its next step;
   // AwaitPhase waits until every rank of this host has arrived as often as this one had when
   // `phase` was returned.
   uint64_t Arrive();
+  // What the next Arrive() will return.
+  uint64_t NextPhase() const { return phase_ + 1; }
   Result AwaitPhase(uint64_t phase);
 
   // What an attempt says.
@@ -152,12 +174,25 @@ class Communicator {
   static constexpr int kSpinsPerLook =
       16;  // so that spinning leaves the peer's cache lines alone for a while
 
+  // Where a local rank's phase lies, and what it publishes.
+  struct Lane {
+    std::atomic<uint64_t>* phase = nullptr;
+    char* slots = nullptr;
+    char* staging = nullptr;
+  };
+
+  void FindTransport();
   Result TimedOut(int peer) const;
   std::string Waited(int peer, double seconds) const;
+  // `peer` is a rank of the world.
   Result Lost(int peer, const Departure& how) const;
 
   World* world_;
   Timeline* timeline_ = nullptr;
+  std::vector<int> ranks_;  // of the world, by rank
+  Topology topology_;
+  std::vector<Arena*> arenas_;  // by local rank
+  std::vector<Lane> lanes_;
   std::function<Result()> health_;
   std::string transport_;
   std::string doing_ = "negotiation";

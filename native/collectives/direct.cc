@@ -28,9 +28,8 @@ Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>
                         Finish finish) {
   // Two slots in turn: when this rank writes a slot again, all others have arrived at the
   // collective in between, so they have read what was there.
-  const uint64_t phase = comm.own_arena().header().phase.load(std::memory_order_relaxed) + 1;
-  const int parity = static_cast<int>(phase & 1);
-  char* to = comm.own_arena().slot(parity);
+  const int parity = static_cast<int>(comm.NextPhase() & 1);
+  char* to = comm.slot(comm.local_rank(), parity);
   {
     const Phase publishing(comm.timeline(), "publish");
     for (const Part& part : parts) {
@@ -44,7 +43,7 @@ Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>
   const Phase summing(comm.timeline(), "reduce");
   for (const Part& part : parts) {
     for (int r = 0; r < comm.size(); ++r)
-      srcs[static_cast<size_t>(r)] = comm.arena(r).slot(parity) + offset;
+      srcs[static_cast<size_t>(r)] = comm.slot(r, parity) + offset;
     void* dst = part.out;
     BestKernels().sum_to(dtype, &dst, 1, srcs.data(), comm.size(), part.count, finish);
     offset += PaddedBytes(dtype, part.count);
@@ -86,11 +85,11 @@ Result StagedAllreduce(Communicator& comm, DType dtype, const Part& part, Finish
   // Two buffers of (chunk + share), each rounded up to lines, must fit; small chunks stay in the
   // caches.
   constexpr size_t kChunkBytes = 512 << 10;
-  const size_t room = comm.own_arena().geometry().staging_bytes / 2;
+  const size_t room = comm.staging_bytes() / 2;
   const size_t chunk =
       std::max<size_t>(std::min(kChunkBytes, room / 2) / kCacheLine * kCacheLine / size, 1);
   const size_t chunks = (part.count + chunk - 1) / chunk;
-  const auto pub = [&](int r, size_t i) { return comm.arena(r).staging() + (i & 1) * room; };
+  const auto pub = [&](int r, size_t i) { return comm.staging(r) + (i & 1) * room; };
   const auto result = [&](int r, size_t i) { return pub(r, i) + chunk * size; };
   const auto length = [&](size_t i) { return std::min(chunk, part.count - i * chunk); };
   const auto share = [&](size_t i, int r) { return ShareBegin(dtype, length(i), r, n); };

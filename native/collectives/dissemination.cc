@@ -45,11 +45,11 @@ Result Dissemination::RecvRound(int from, int round, Header* header) {
   do {
     SPARKVOD_TRY(comm_->Recv(from, header, sizeof *header));
     if (header->magic != kMagic || (header->kind != kWake && header->kind != kRound))
-      return Result::Fail(Code::kPeerLost, comm_->world().Name(from) +
-                                               " sent something that is no message of a cycle");
+      return Result::Fail(Code::kPeerLost,
+                          comm_->Name(from) + " sent something that is no message of a cycle");
   } while (header->kind == kWake);
   if (header->cycle != cycle_ || header->round != round)
-    return Result::Fail(Code::kPeerLost, comm_->world().Name(from) + " is in cycle " +
+    return Result::Fail(Code::kPeerLost, comm_->Name(from) + " is in cycle " +
                                              std::to_string(header->cycle) + ", round " +
                                              std::to_string(header->round) + "; cycle " +
                                              std::to_string(cycle_) + ", round " +
@@ -85,7 +85,7 @@ Result Dissemination::Exchange(int to, const std::string& out, int from, std::st
   uint64_t in_bytes = 0;
   SPARKVOD_TRY(comm_->SendRecv(to, &out_bytes, sizeof out_bytes, from, &in_bytes, sizeof in_bytes));
   if (in_bytes > kBlobLimit)
-    return Result::Fail(Code::kPeerLost, comm_->world().Name(from) + " announced a message of " +
+    return Result::Fail(Code::kPeerLost, comm_->Name(from) + " announced a message of " +
                                              std::to_string(in_bytes) +
                                              " bytes, more than any can have");
   in->resize(in_bytes);
@@ -108,7 +108,7 @@ Result Dissemination::Allgather(const std::string& own, std::vector<std::string>
       (*all)[static_cast<size_t>((From(round) - i + 2 * n) % n)] = reader.GetString(kBlobLimit);
     if (!reader.ok() || !reader.AtEnd())
       return Result::Fail(Code::kPeerLost,
-                          comm_->world().Name(From(round)) + " sent a damaged list of requests");
+                          comm_->Name(From(round)) + " sent a damaged list of requests");
   }
   return {};
 }

@@ -20,20 +20,19 @@ void Copy(void* to, const void* from, size_t bytes) {
 // Lays `bytes` down in this rank's slot for the next phase, and waits until all have done so;
 // returns the parity of the slots that hold it.
 Result LayDown(Communicator& comm, const void* data, size_t bytes, int* parity) {
-  const uint64_t phase = comm.own_arena().header().phase.load(std::memory_order_relaxed) + 1;
-  *parity = static_cast<int>(phase & 1);
-  Copy(comm.own_arena().slot(*parity), data, bytes);
+  *parity = static_cast<int>(comm.NextPhase() & 1);
+  Copy(comm.slot(comm.local_rank(), *parity), data, bytes);
   return comm.AwaitPhase(comm.Arrive());
 }
 
 // A published chunk's place: two halves of the staging area in turn, of which the first part is
 // free when a collective begins (StagedAllreduce keeps its results behind it).
-size_t HalfBytes(const Communicator& comm) { return comm.own_arena().geometry().staging_bytes / 2; }
+size_t HalfBytes(const Communicator& comm) { return comm.staging_bytes() / 2; }
 size_t PublishedBytes(const Communicator& comm) {
   return std::min(kChunkBytes, HalfBytes(comm) / 2) / kCacheLine * kCacheLine;
 }
 char* Published(const Communicator& comm, int rank, size_t chunk) {
-  return comm.arena(rank).staging() + (chunk & 1) * HalfBytes(comm);
+  return comm.staging(rank) + (chunk & 1) * HalfBytes(comm);
 }
 
 }  // namespace
@@ -47,7 +46,7 @@ Result PushBlocks(Communicator& comm, const char* output, const std::vector<Bloc
   size_t most = 0, total = 0;
   for (int r = 0; r < n; ++r) {
     int64_t place;
-    std::memcpy(&place, comm.arena(r).slot(parity), sizeof place);
+    std::memcpy(&place, comm.slot(r, parity), sizeof place);
     const Block& block = blocks[static_cast<size_t>(r)];
     to[static_cast<size_t>(r)] = comm.arena(r).base() + place + block.to;
     most = std::max(most, block.bytes);
@@ -78,7 +77,7 @@ Result PassBlocks(Communicator& comm, const void* own, size_t own_bytes,
   SPARKVOD_TRY(LayDown(comm, own, own_bytes, &parity));
   for (int r = 0; r < comm.size(); ++r) {
     const Fetch& fetch = fetches[static_cast<size_t>(r)];
-    Copy(output + fetch.to, comm.arena(r).slot(parity) + fetch.at, fetch.bytes);
+    Copy(output + fetch.to, comm.slot(r, parity) + fetch.at, fetch.bytes);
   }
   return {};
 }
@@ -92,7 +91,7 @@ Result DirectBroadcast(Communicator& comm, void* data, size_t bytes, int root,
   if (bytes <= Geometry::kSlotBytes / 2) {
     int parity = 0;
     SPARKVOD_TRY(LayDown(comm, data, is_root ? bytes : 0, &parity));
-    if (!is_root) Copy(data, comm.arena(root).slot(parity), bytes);
+    if (!is_root) Copy(data, comm.slot(root, parity), bytes);
     return {};
   }
   if (root_offset >= 0) {
@@ -133,7 +132,7 @@ Result DirectReducescatter(Communicator& comm, DType dtype, const void* in, void
     int parity = 0;
     SPARKVOD_TRY(LayDown(comm, in, begin(n) * size, &parity));
     for (int r = 0; r < n; ++r)
-      srcs[static_cast<size_t>(r)] = comm.arena(r).slot(parity) + begin(me) * size;
+      srcs[static_cast<size_t>(r)] = comm.slot(r, parity) + begin(me) * size;
     reduce(output, share(me));
     return {};
   }

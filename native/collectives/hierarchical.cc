@@ -9,7 +9,7 @@ namespace sparkvod {
 
 Result HierarchicalAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets,
                              size_t count, Finish finish) {
-  const Topology& topology = comm.world().topology;
+  const Topology& topology = comm.topology();
   const int n = topology.local_size, me = topology.local_rank;
   const size_t size = SizeOf(dtype);
   const auto buffer = [&](int l) { return comm.arena(l).base() + offsets[static_cast<size_t>(l)]; };

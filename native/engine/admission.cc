@@ -48,9 +48,25 @@ Result CompleteSplits(int size, Request* request) {
   return {};
 }
 
+Result CheckRanks(const Members& world, const Request& request) {
+  int64_t last = -1;
+  for (const int64_t r : request.splits) {
+    if (r >= world.size() || r <= last)
+      return Result::Fail(Code::kInvalid, "a process set with rank " + std::to_string(r) +
+                                              " was found; different ranks from 0 to " +
+                                              std::to_string(world.size() - 1) +
+                                              ", in ascending order, were expected");
+    last = r;
+  }
+  if (last >= 0) return {};
+  return Result::Fail(Code::kInvalid,
+                      "a process set without ranks was found; at least one was expected");
+}
+
 }  // namespace
 
-Result Admit(const Backend& backend, int size, const std::vector<Part>& parts, Request* request) {
+Result Admit(const Backend& backend, const Members& members, const std::vector<Part>& parts,
+             Request* request) {
   const std::string what = std::string(NameOf(request->collective)) + " of '" + request->name + "'";
   if (HasTensors(request->collective) &&
       (request->entries.empty() || request->entries.size() != parts.size()))
@@ -72,11 +88,19 @@ Result Admit(const Backend& backend, int size, const std::vector<Part>& parts, R
     if (by_rows && e.shape.empty())
       return Result::Fail(Code::kInvalid, what + " needs at least one dimension");
   }
-  if (request->collective == Collective::kBroadcast && (request->root < 0 || request->root >= size))
-    return Result::Fail(Code::kInvalid, what + " has root " + std::to_string(request->root) +
-                                            "; a rank from 0 to " + std::to_string(size - 1) +
-                                            " was expected");
-  return request->collective == Collective::kAlltoall ? CompleteSplits(size, request)
+  if (members.place < 0)
+    return Result::Fail(Code::kInvalid, what + " was asked for in process set " +
+                                            std::to_string(members.id) + " of the ranks " +
+                                            members.Text() + ", of which this rank is none");
+  if (request->collective == Collective::kBroadcast && members.PlaceOf(request->root) < 0)
+    return Result::Fail(
+        Code::kInvalid,
+        what + " has root " + std::to_string(request->root) + "; " +
+            (members.id == 0 ? "a rank from 0 to " + std::to_string(members.size() - 1)
+                             : "one of the ranks " + members.Text()) +
+            " was expected");
+  if (request->collective == Collective::kAddSet) SPARKVOD_TRY(CheckRanks(members, *request));
+  return request->collective == Collective::kAlltoall ? CompleteSplits(members.size(), request)
                                                       : Result::Ok();
 }
 

@@ -14,7 +14,7 @@ bool Joins(const Batch& batch, DType dtype, const Request& request, int average_
   return !batch.pieces.empty() && batch.call.placement.empty() && batch.call.dtype == dtype &&
          batch.call.op == request.op && batch.call.prescale == request.prescale &&
          batch.call.postscale == request.postscale && batch.call.average_over == average_over &&
-         batch.bytes + bytes <= threshold;
+         batch.process_set == request.process_set && batch.bytes + bytes <= threshold;
 }
 
 }  // namespace
@@ -63,6 +63,7 @@ std::vector<Batch> PlanBatches(const std::vector<Agreed>& agreed, size_t thresho
       batch.call.prescale = request.prescale;
       batch.call.postscale = request.postscale;
       batch.call.average_over = agreed[i].average_over;
+      batch.process_set = request.process_set;
       batch.call.placement = std::move(placement);
       if (!alone) open.push_back(batches.size());
       batches.push_back(std::move(batch));

@@ -16,6 +16,7 @@ struct Batch {
   };
   std::vector<Piece> pieces;
   AllreduceCall call;
+  int32_t process_set = 0;
   size_t bytes = 0;
 };
 

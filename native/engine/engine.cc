@@ -68,12 +68,15 @@ Result Engine::Connect(int rank, const std::vector<std::string>& endpoints,
       [this, log](const std::string& awaited) { BeLate(log, awaited); });
   std::unique_ptr<Backend> backend;
   SPARKVOD_TRY(MakeBackend("builtin", comm_.get(), config_, &backend));
-  executor_ = std::make_unique<Executor>(
-      world_.get(), comm_.get(), std::move(backend), static_cast<size_t>(config_.fusion_threshold),
-      [this](const std::shared_ptr<Operation>& operation, const Result& result) {
-        Finish(operation, result);
-      });
+  executor_ =
+      std::make_unique<Executor>(world_.get(), comm_.get(), std::move(backend), config_,
+                                 [this](const std::shared_ptr<Operation>& operation,
+                                        const Result& result) { Finish(operation, result); });
+  Members world;
+  for (int r = 0; r < topology_.size; ++r) world.ranks.push_back(r);
+  world.place = topology_.rank;
   std::lock_guard<std::mutex> lock(mu_);
+  sets_[0] = std::make_shared<const Members>(std::move(world));
   state_ = State::kRunning;
   connected_.store(true);
   background_ = std::thread([this] { Background(); });
@@ -90,13 +93,27 @@ Result Engine::Allocate(size_t bytes, std::shared_ptr<Memory>* out) {
   return {};
 }
 
+Result Engine::MembersOf(const Request& request, std::shared_ptr<const Members>* out) {
+  std::lock_guard<std::mutex> lock(mu_);
+  const auto set = sets_.find(request.process_set);
+  if (set == sets_.end())
+    return Result::Fail(Code::kInvalid, std::string(NameOf(request.collective)) + " of '" +
+                                            request.name + "' was asked for in process set " +
+                                            std::to_string(request.process_set) +
+                                            ", which was not added, or was removed");
+  *out = set->second;
+  return {};
+}
+
 Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64_t* handle) {
   if (!connected_.load()) {
     std::lock_guard<std::mutex> lock(mu_);
     if (state_ == State::kStopped) return cause_;
     return Result::Fail(Code::kInvalid, "a collective needs an engine that has connected");
   }
-  SPARKVOD_TRY(Admit(executor_->backend(), topology_.size, parts, &request));
+  std::shared_ptr<const Members> members;
+  SPARKVOD_TRY(MembersOf(request, &members));
+  SPARKVOD_TRY(Admit(executor_->backend(), *members, parts, &request));
   for (size_t i = 0; i < request.entries.size(); ++i) {
     Entry& e = request.entries[i];
     const size_t bytes = static_cast<size_t>(e.count()) * SizeOf(e.dtype);
@@ -114,7 +131,7 @@ Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64
 
   std::lock_guard<std::mutex> lock(mu_);
   if (state_ == State::kStopped) return cause_;
-  if (!in_flight_.insert(operation->request.name).second)
+  if (!in_flight_.insert(operation->request.key()).second)
     return Result::Fail(
         Code::kInvalid,
         "a tensor named '" + operation->request.name +
@@ -230,7 +247,7 @@ bool Engine::TakeToken() {
 void Engine::LeaveToBackground() {
   if (!stopped_.load()) {
     std::atomic<uint32_t>& sleeper = world_->arena->header().sleeper;
-    if (HasOwnWork() || negotiator_->pending()) {
+    if (HasOwnWork() || negotiator_->pending() || negotiator_->attends()) {
       sleeper.store(kIdle);
       // What came in since the driver's last look, or while TCP sockets were silent for the
       // background thread, is its.
@@ -337,11 +354,14 @@ void Engine::Finish(const std::shared_ptr<Operation>& operation, const Result& r
   const int64_t now_ns = NowNs();
   if (timeline_.on()) timeline_.Add(LifeOf(*operation, now_ns));
   std::lock_guard<std::mutex> lock(mu_);
-  in_flight_.erase(operation->request.name);
+  in_flight_.erase(operation->request.key());
   Stats::Latency& latency = latencies_[static_cast<size_t>(operation->request.collective)];
   ++latency.count;
   latency.ns += now_ns - operation->submitted_ns;
   latency.by_microseconds.Add(static_cast<uint64_t>(now_ns - operation->submitted_ns) / 1000);
+  const Collective collective = operation->request.collective;
+  if (result.ok() && collective == Collective::kAddSet) sets_[operation->set->id] = operation->set;
+  if (result.ok() && collective == Collective::kRemoveSet) sets_.erase(operation->request.root);
   operation->done.store(true);
   if (waiters_ > 0) cv_.notify_all();
 }
@@ -447,7 +467,8 @@ void Engine::Background() {
       continue;
     }
     int timeout = -1;
-    if (patrolling_ && NowNs() < patrol_until_ns_ && (driving_ || !negotiator_->pending())) {
+    if (patrolling_ && NowNs() < patrol_until_ns_ &&
+        (driving_ || !(negotiator_->pending() || negotiator_->attends()))) {
       timeout = kPatrolMs;
     } else {
       patrolling_ = false;

@@ -82,6 +82,7 @@ class Engine {
 
   explicit Engine(const Config& config) : config_(config) {}
 
+  Result MembersOf(const Request& request, std::shared_ptr<const Members>* out);
   // With the driver token:
   bool HasOwnWork() const;  // this rank has something to say
   bool HasWork();           // or a peer has begun a cycle
@@ -132,7 +133,8 @@ class Engine {
   int waiters_ = 0;
   int64_t next_handle_ = 1;
   std::unordered_map<int64_t, std::shared_ptr<Operation>> handles_;
-  std::unordered_set<std::string> in_flight_;
+  std::unordered_set<std::string> in_flight_;                         // keys
+  std::unordered_map<int32_t, std::shared_ptr<const Members>> sets_;  // 0: the world
   std::vector<std::shared_ptr<Operation>> queue_;
   Result cause_;  // why the engine stopped
   std::string abort_reason_;

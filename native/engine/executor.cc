@@ -2,14 +2,17 @@
 
 #include <cstring>
 
+#include "native/collectives/ring.h"
+
 namespace sparkvod {
 
 Executor::Executor(World* world, Communicator* comm, std::unique_ptr<Backend> backend,
-                   size_t fusion_threshold, Finish finish)
+                   const Config& config, Finish finish)
     : world_(world),
       comm_(comm),
       backend_(std::move(backend)),
-      fusion_threshold_(fusion_threshold),
+      config_(config),
+      fusion_threshold_(static_cast<size_t>(config.fusion_threshold)),
       finish_(std::move(finish)) {}
 
 Result Executor::Execute(const std::vector<Agreed>& agreed) {
@@ -31,8 +34,9 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
   const Agreed& first = agreed[batch.pieces[0].agreed];
   const Request& request = first.operation->request;
   const size_t others = batch.pieces.size() - 1;
-  comm_->Describe(std::string(NameOf(request.collective)) + " of '" + request.name + "'" +
-                  (others > 0 ? " and " + std::to_string(others) + " more" : ""));
+  const Target target = TargetOf(request);
+  target.comm->Describe(std::string(NameOf(request.collective)) + " of '" + request.name + "'" +
+                        (others > 0 ? " and " + std::to_string(others) + " more" : ""));
   Carrier carrier;
   size_t bytes = batch.bytes;
   const int64_t began_ns = NowNs();
@@ -43,20 +47,26 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
       AllreduceCall call = batch.call;
       for (const Batch::Piece& piece : batch.pieces)
         call.parts.push_back(agreed[piece.agreed].operation->parts[piece.entry]);
-      SPARKVOD_TRY(backend_->Allreduce(call, &carrier));
+      SPARKVOD_TRY(target.backend->Allreduce(call, &carrier));
       break;
     }
     case Collective::kAllgather:
-      SPARKVOD_TRY(Allgather(first, &carrier, &bytes));
+      SPARKVOD_TRY(Allgather(target, first, &carrier, &bytes));
       break;
     case Collective::kBroadcast:
-      SPARKVOD_TRY(Broadcast(first, &carrier, &bytes));
+      SPARKVOD_TRY(Broadcast(target, first, &carrier, &bytes));
       break;
     case Collective::kReducescatter:
-      SPARKVOD_TRY(Reducescatter(first, &carrier, &bytes));
+      SPARKVOD_TRY(Reducescatter(target, first, &carrier, &bytes));
       break;
     case Collective::kAlltoall:
-      SPARKVOD_TRY(Alltoall(first, &carrier, &bytes));
+      SPARKVOD_TRY(Alltoall(target, first, &carrier, &bytes));
+      break;
+    case Collective::kAddSet:
+      SPARKVOD_TRY(AddSet(*first.operation));
+      break;
+    case Collective::kRemoveSet:
+      SPARKVOD_TRY(RemoveSet(request));
       break;
     case Collective::kBarrier:
     case Collective::kJoin:
@@ -70,10 +80,10 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
                began_ns,
                ended_ns,
                static_cast<int64_t>(bytes),
-               comm_->doing()});
+               target.comm->doing()});
   const std::lock_guard<std::mutex> lock(mutex_);
   Stats::Carried& carried = counts_[std::string(NameOf(request.collective)) + "/" +
-                                    comm_->transport() + "/" + carrier.algorithm];
+                                    target.comm->transport() + "/" + carrier.algorithm];
   ++carried.calls;
   carried.tensors += batch.pieces.size();
   carried.bytes += bytes;
@@ -96,7 +106,8 @@ Result Executor::MakeOutput(Operation* operation, std::vector<int64_t> rows, siz
   return {};
 }
 
-Result Executor::Allgather(const Agreed& agreed, Carrier* carrier, size_t* bytes) {
+Result Executor::Allgather(const Target& target, const Agreed& agreed, Carrier* carrier,
+                           size_t* bytes) {
   Operation& operation = *agreed.operation;
   for (size_t e = 0; e < operation.parts.size(); ++e) {
     std::vector<int64_t> rows;
@@ -105,25 +116,28 @@ Result Executor::Allgather(const Agreed& agreed, Carrier* carrier, size_t* bytes
     SPARKVOD_TRY(MakeOutput(&operation, std::move(rows), operation.request.entries[e].row_bytes(),
                             &offsets));
     if (offsets.back() > 0)
-      SPARKVOD_TRY(backend_->Allgather(operation.parts[e].in, operation.outputs[e].memory->data(),
-                                       offsets, carrier));
+      SPARKVOD_TRY(target.backend->Allgather(
+          operation.parts[e].in, operation.outputs[e].memory->data(), offsets, carrier));
     *bytes += offsets.back();
   }
   return {};
 }
 
-Result Executor::Broadcast(const Agreed& agreed, Carrier* carrier, size_t* bytes) {
+Result Executor::Broadcast(const Target& target, const Agreed& agreed, Carrier* carrier,
+                           size_t* bytes) {
   const Part& part = agreed.operation->parts[0];
   const Request& request = agreed.operation->request;
   *bytes = part.count * SizeOf(request.entries[0].dtype);
-  if (request.root == comm_->rank() && part.in != part.out && *bytes > 0)
+  const int root = agreed.members->PlaceOf(request.root);
+  if (root == target.comm->rank() && part.in != part.out && *bytes > 0)
     std::memcpy(part.out, part.in, *bytes);
-  const auto root = static_cast<size_t>(request.root);
-  return backend_->Broadcast(part.out, *bytes, request.root,
-                             (*agreed.by_rank)[root].entries[0].placement, carrier);
+  return target.backend->Broadcast(
+      part.out, *bytes, root, (*agreed.by_rank)[static_cast<size_t>(root)].entries[0].placement,
+      carrier);
 }
 
-Result Executor::Reducescatter(const Agreed& agreed, Carrier* carrier, size_t* bytes) {
+Result Executor::Reducescatter(const Target& target, const Agreed& agreed, Carrier* carrier,
+                               size_t* bytes) {
   const Request& request = agreed.operation->request;
   for (size_t e = 0; e < request.entries.size(); ++e) {
     const Entry& entry = request.entries[e];
@@ -136,15 +150,17 @@ Result Executor::Reducescatter(const Agreed& agreed, Carrier* carrier, size_t* b
                            agreed.operation->parts[e],
                            {},
                            PlacementOf(*agreed.by_rank, e)};
-    for (int r = 0; r <= comm_->size(); ++r)
-      call.begins.push_back(row * static_cast<size_t>(FirstRow(entry.shape[0], r, comm_->size())));
-    SPARKVOD_TRY(backend_->Reducescatter(call, carrier));
+    for (int r = 0; r <= target.comm->size(); ++r)
+      call.begins.push_back(row *
+                            static_cast<size_t>(FirstRow(entry.shape[0], r, target.comm->size())));
+    SPARKVOD_TRY(target.backend->Reducescatter(call, carrier));
     *bytes += call.begins.back() * SizeOf(entry.dtype);
   }
   return {};
 }
 
-Result Executor::Alltoall(const Agreed& agreed, Carrier* carrier, size_t* bytes) {
+Result Executor::Alltoall(const Target& target, const Agreed& agreed, Carrier* carrier,
+                          size_t* bytes) {
   Operation& operation = *agreed.operation;
   const size_t row_bytes = operation.request.entries[0].row_bytes();
   AlltoallCall call;
@@ -152,7 +168,7 @@ Result Executor::Alltoall(const Agreed& agreed, Carrier* carrier, size_t* bytes)
   std::vector<int64_t> received;
   size_t moved = 0;
   for (const Request& r : *agreed.by_rank) {
-    received.push_back(r.splits[static_cast<size_t>(comm_->rank())]);
+    received.push_back(r.splits[static_cast<size_t>(target.comm->rank())]);
     for (const int64_t rows : r.splits) {
       call.bytes.push_back(static_cast<size_t>(rows) * row_bytes);
       moved += call.bytes.back();
@@ -162,7 +178,51 @@ Result Executor::Alltoall(const Agreed& agreed, Carrier* carrier, size_t* bytes)
   SPARKVOD_TRY(MakeOutput(&operation, std::move(received), row_bytes, &offsets));
   call.out = operation.outputs[0].memory->data();
   *bytes = offsets.back();
-  return moved == 0 ? Result::Ok() : backend_->Alltoall(call, carrier);
+  return moved == 0 ? Result::Ok() : target.backend->Alltoall(call, carrier);
+}
+
+Executor::Target Executor::TargetOf(const Request& request) {
+  if (request.process_set == 0) return {comm_, backend_.get()};
+  const OfSet& set = sets_.at(request.process_set);
+  return {set.comm.get(), set.backend.get()};
+}
+
+Result Executor::AddSet(const Operation& operation) {
+  const Members& members = *operation.set;
+  if (members.place < 0) return {};
+  OfSet set;
+  set.comm = std::make_unique<Communicator>(*comm_, members.ranks);
+  set.comm->Describe("adding process set " + std::to_string(members.id));
+  const std::shared_ptr<Heap>& heap = world_->arena->heap();
+  char* data = nullptr;
+  SPARKVOD_TRY(heap->Allocate(set.comm->LaneBytes(), &data));
+  set.lane = std::make_unique<Memory>(heap, data, set.comm->LaneBytes());
+  const auto n = members.ranks.size();
+  std::vector<int64_t> lanes(n);
+  lanes[static_cast<size_t>(members.place)] = heap->OffsetOf(data, set.comm->LaneBytes());
+  std::vector<size_t> bounds;
+  for (size_t r = 0; r <= n; ++r) bounds.push_back(r * sizeof(int64_t));
+  SPARKVOD_TRY(RingAllgather(*set.comm, reinterpret_cast<char*>(lanes.data()), bounds));
+  set.comm->MoveIn(lanes);
+  SPARKVOD_TRY(MakeBackend("builtin", set.comm.get(), config_, &set.backend));
+  sets_[members.id] = std::move(set);
+  return {};
+}
+
+// Nobody may look into a lane any more when it is freed. Whoever has heard from all members knows
+// that all have ended what they did in the set.
+Result Executor::RemoveSet(const Request& request) {
+  const auto set = sets_.find(request.root);
+  if (set == sets_.end()) return {};
+  const auto n = static_cast<size_t>(set->second.comm->size());
+  std::vector<char> bytes(n);
+  std::vector<size_t> bounds;
+  for (size_t r = 0; r <= n; ++r) bounds.push_back(r);
+  set->second.comm->Describe("removing process set " + std::to_string(request.root));
+  SPARKVOD_TRY(RingAllgather(*set->second.comm, bytes.data(), bounds));
+  set->second.backend.reset();
+  sets_.erase(set);
+  return {};
 }
 
 std::map<std::string, Stats::Carried> Executor::Counts() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -17,8 +18,8 @@ class Executor {
   // How operations end: called once for each, in the order of completion.
   using Finish = std::function<void(const std::shared_ptr<Operation>&, const Result&)>;
 
-  Executor(World* world, Communicator* comm, std::unique_ptr<Backend> backend,
-           size_t fusion_threshold, Finish finish);
+  Executor(World* world, Communicator* comm, std::unique_ptr<Backend> backend, const Config& config,
+           Finish finish);
 
   // An error is the engine's end: a peer was lost, or memory is short.
   Result Execute(const std::vector<Agreed>& agreed);
@@ -27,12 +28,27 @@ class Executor {
   std::map<std::string, Stats::Carried> Counts() const;
 
  private:
+  // Who executes for a set of ranks: of the world, the communicator and backend of this object.
+  struct Target {
+    Communicator* comm = nullptr;
+    Backend* backend = nullptr;
+  };
+  // Of a process set that this rank is in. What it publishes passes through `lane`.
+  struct OfSet {
+    std::unique_ptr<Communicator> comm;
+    std::unique_ptr<Backend> backend;
+    std::unique_ptr<Memory> lane;
+  };
+
+  Target TargetOf(const Request& request);
+  Result AddSet(const Operation& operation);
+  Result RemoveSet(const Request& request);
   Result ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agreed);
   // These count into `bytes` what they move.
-  Result Allgather(const Agreed& agreed, Carrier* carrier, size_t* bytes);
-  Result Broadcast(const Agreed& agreed, Carrier* carrier, size_t* bytes);
-  Result Reducescatter(const Agreed& agreed, Carrier* carrier, size_t* bytes);
-  Result Alltoall(const Agreed& agreed, Carrier* carrier, size_t* bytes);
+  Result Allgather(const Target& target, const Agreed& agreed, Carrier* carrier, size_t* bytes);
+  Result Broadcast(const Target& target, const Agreed& agreed, Carrier* carrier, size_t* bytes);
+  Result Reducescatter(const Target& target, const Agreed& agreed, Carrier* carrier, size_t* bytes);
+  Result Alltoall(const Target& target, const Agreed& agreed, Carrier* carrier, size_t* bytes);
   // Engine memory for the rows of all ranks; `offsets` (bytes) become where each rank's begin.
   Result MakeOutput(Operation* operation, std::vector<int64_t> rows, size_t row_bytes,
                     std::vector<size_t>* offsets);
@@ -40,6 +56,8 @@ class Executor {
   World* world_;
   Communicator* comm_;
   std::unique_ptr<Backend> backend_;
+  Config config_;
+  std::map<int32_t, OfSet> sets_;
   size_t fusion_threshold_;
   Finish finish_;
   mutable std::mutex mutex_;

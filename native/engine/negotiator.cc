@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "native/engine/standin.h"
 
@@ -23,7 +24,12 @@ Negotiator::Negotiator(Communicator* comm, size_t cache_capacity)
       dissemination_(comm),
       capacity_(cache_capacity),
       joined_(static_cast<size_t>(comm->size())),
-      join_of_(static_cast<size_t>(comm->size())) {}
+      join_of_(static_cast<size_t>(comm->size())) {
+  Members world;
+  for (int r = 0; r < comm->size(); ++r) world.ranks.push_back(r);
+  world.place = comm->rank();
+  sets_[0] = std::make_shared<const Members>(std::move(world));
+}
 
 void Negotiator::Begin(std::shared_ptr<Operation> operation) {
   const Request& request = operation->request;
@@ -35,17 +41,21 @@ void Negotiator::Begin(std::shared_ptr<Operation> operation) {
     unsaid_.push_back(std::move(operation));
     return;
   }
-  const auto slot = slot_of_.find(request.name);
-  const auto me = static_cast<size_t>(comm_->rank());
-  if (slot != slot_of_.end() && !joined_[me] && join_ == nullptr &&
-      (*slots_[slot->second].by_rank)[me] == request) {
+  const std::string key = request.key();
+  const auto slot = slot_of_.find(key);
+  const auto may_hit = [&] {
+    const Cached& cached = slots_[slot->second];
+    return cached.members->place >= 0 && join_ == nullptr &&
+           (*cached.by_rank)[static_cast<size_t>(cached.members->place)] == request;
+  };
+  if (slot != slot_of_.end() && may_hit()) {
     Set(&own_bits_, slot->second);
     ++hits_;
   } else {
     unsaid_.push_back(operation);
     ++misses_;
   }
-  waiting_.emplace(request.name, std::move(operation));
+  waiting_.emplace(key, std::move(operation));
 }
 
 Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shut_down,
@@ -63,9 +73,15 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shu
   for (size_t word = 0; word < bits_.size(); ++word)
     for (uint64_t left = bits_[word]; left != 0; left &= left - 1) {
       const size_t slot = word * 64 + static_cast<size_t>(__builtin_ctzll(left));
-      Clear(&own_bits_, slot);
-      ages_.splice(ages_.end(), ages_, slots_[slot].age);
-      Agree(slots_[slot].by_rank, joined_count_ > 0 ? joined_ : std::vector<bool>(), out);
+      const Cached& cached = slots_[slot];
+      // The bits of sets that this rank is none of stay as they are.
+      if (cached.members->place >= 0) Clear(&own_bits_, slot);
+      ages_.splice(ages_.end(), ages_, cached.age);
+      std::vector<bool> absent;
+      if (joined_count_ > 0)
+        for (const int r : cached.members->ranks) absent.push_back(joined_[static_cast<size_t>(r)]);
+      if (std::find(absent.begin(), absent.end(), true) == absent.end()) absent.clear();
+      Agree(cached.members, cached.by_rank, absent, out);
     }
   if ((flags & kUnsaid) != 0) {
     Writer own;
@@ -80,8 +96,7 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shu
       for (size_t i = 0; i < count; ++i) {
         Request request;
         if (Result decoded = Decode(&reader, &request); !decoded.ok())
-          return Result::Fail(Code::kPeerLost,
-                              comm_->world().Name(r) + " sent " + decoded.Report());
+          return Result::Fail(Code::kPeerLost, comm_->Name(r) + " sent " + decoded.Report());
         Hear(r, std::move(request), out);
       }
     }
@@ -95,21 +110,41 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shu
 
 void Negotiator::Hear(int rank, Request request, Outcome* out) {
   if (request.collective == Collective::kJoin) return HearJoin(rank, std::move(request), out);
-  const std::string name = request.name;
-  if (const auto slot = slot_of_.find(name); slot != slot_of_.end()) Evict(slot->second);
-  Said& said = said_[name];
-  if (said.said.empty()) {
-    said.by_rank.resize(static_cast<size_t>(comm_->size()));
-    said.said.resize(static_cast<size_t>(comm_->size()));
+  const std::string key = request.key();
+  const auto set = sets_.find(request.process_set);
+  const int place = set == sets_.end() ? -1 : set->second->PlaceOf(rank);
+  if (place < 0) {
+    // Submitted while the set was being removed.
+    if (rank == comm_->rank()) Refuse(key, out);
+    return;
   }
-  const auto r = static_cast<size_t>(rank);
+  if (const auto slot = slot_of_.find(key); slot != slot_of_.end()) Evict(slot->second);
+  Said& said = said_[key];
+  if (said.said.empty()) {
+    said.members = set->second;
+    said.by_rank.resize(said.members->ranks.size());
+    said.said.resize(said.members->ranks.size());
+  }
+  const auto r = static_cast<size_t>(place);
   if (!said.said[r]) ++said.count;
   said.said[r] = true;
   said.by_rank[r] = std::move(request);
   if (!IsComplete(said)) return;
   Said complete = std::move(said);
-  said_.erase(name);
-  Complete(name, std::move(complete), out);
+  said_.erase(key);
+  Complete(key, std::move(complete), out);
+}
+
+// This rank's operation of a set that is gone.
+void Negotiator::Refuse(const std::string& key, Outcome* out) {
+  std::shared_ptr<Operation> operation = TakeWaiting(key);
+  if (operation == nullptr) return;
+  const Request& request = operation->request;
+  Result error =
+      Result::Fail(Code::kMismatch, "process set " + std::to_string(request.process_set) +
+                                        " was removed while '" + request.name +
+                                        "' was pending; wait for all collectives of a set before");
+  out->agreed.push_back({std::move(operation), nullptr, std::move(error), 1, nullptr});
 }
 
 // What the others have submitted already may have waited for this rank only.
@@ -133,63 +168,115 @@ void Negotiator::HearJoin(int rank, Request request, Outcome* out) {
   out->again = true;
   if (joined_count_ < comm_->size()) return;
   if (join_ != nullptr) join_->last_joined = rank;
-  Result error = CheckAgreement(join_of_);
+  Result error = CheckAgreement(join_of_, sets_[0]->ranks);
   out->agreed.push_back({std::move(join_), std::make_shared<const std::vector<Request>>(join_of_),
-                         std::move(error), comm_->size()});
+                         std::move(error), comm_->size(), sets_[0]});
   join_ = nullptr;
   joined_.assign(joined_.size(), false);
   joined_count_ = 0;
 }
 
 bool Negotiator::IsComplete(const Said& said) const {
-  if (joined_count_ == 0) return said.count == comm_->size();
+  if (joined_count_ == 0) return said.count == said.members->size();
   for (size_t r = 0; r < said.said.size(); ++r)
-    if (!said.said[r] && !joined_[r]) return false;
+    if (!said.said[r] && !joined_[static_cast<size_t>(said.members->ranks[r])]) return false;
   return true;
 }
 
-void Negotiator::Complete(const std::string& name, Said said, Outcome* out) {
+void Negotiator::Complete(const std::string& key, Said said, Outcome* out) {
   std::vector<bool> absent;
-  if (said.count < comm_->size()) {
+  if (said.count < said.members->size()) {
     absent = said.said;
     absent.flip();
     const auto first = std::find(said.said.begin(), said.said.end(), true) - said.said.begin();
     for (size_t r = 0; r < absent.size(); ++r)
       if (absent[r]) said.by_rank[r] = StandInRequest(said.by_rank[static_cast<size_t>(first)]);
   }
-  Result error = CheckAgreement(said.by_rank);
+  Result error = CheckAgreement(said.by_rank, said.members->ranks);
   auto by_rank = std::make_shared<const std::vector<Request>>(std::move(said.by_rank));
   if (error.ok()) {
-    Insert(name, by_rank);
-    Agree(std::move(by_rank), absent, out);
-  } else if (std::shared_ptr<Operation> own = TakeWaiting(name); own != nullptr) {
-    out->agreed.push_back({std::move(own), std::move(by_rank), std::move(error), comm_->size()});
+    const Collective collective = (*by_rank)[0].collective;
+    if (collective != Collective::kAddSet && collective != Collective::kRemoveSet)
+      Insert(key, said.members, by_rank);
+    Agree(said.members, std::move(by_rank), absent, out);
+  } else if (std::shared_ptr<Operation> own = TakeWaiting(key); own != nullptr) {
+    out->agreed.push_back({std::move(own), std::move(by_rank), std::move(error), 1, said.members});
   }
 }
 
-void Negotiator::Agree(std::shared_ptr<const std::vector<Request>> by_rank,
+void Negotiator::Agree(const std::shared_ptr<const Members>& members,
+                       std::shared_ptr<const std::vector<Request>> by_rank,
                        const std::vector<bool>& absent, Outcome* out) {
-  const std::string name = (*by_rank)[0].name;
+  const std::string key = (*by_rank)[0].key();
+  Agreed agreed{nullptr, std::move(by_rank), {}, members->size(), members};
   if (absent.empty()) {
-    out->agreed.push_back({TakeWaiting(name), std::move(by_rank), {}, comm_->size()});
-    return;
+    agreed.operation = TakeWaiting(key);
+  } else {
+    // What was cached may say what the absent ranks asked for when they were there.
+    std::vector<Request> requests = *agreed.by_rank;
+    const auto first = std::find(absent.begin(), absent.end(), false) - absent.begin();
+    if (first == static_cast<std::ptrdiff_t>(absent.size())) return;  // nobody asked for it
+    for (size_t r = 0; r < absent.size(); ++r)
+      if (absent[r]) requests[r] = StandInRequest(requests[static_cast<size_t>(first)]);
+    agreed.error = CheckAbsent(requests, absent, *members);
+    if (members->place >= 0) {
+      const auto me = static_cast<size_t>(members->place);
+      agreed.operation =
+          absent[me] ? StandIn(requests[me], members->place, members->size()) : TakeWaiting(key);
+    }
+    if (average_over_ == kOverActive)
+      agreed.average_over = static_cast<int>(std::count(absent.begin(), absent.end(), false));
+    agreed.by_rank = std::make_shared<const std::vector<Request>>(std::move(requests));
   }
-  // What was cached may say what the absent ranks asked for when they were there.
-  std::vector<Request> requests = *by_rank;
-  const auto first = std::find(absent.begin(), absent.end(), false) - absent.begin();
-  for (size_t r = 0; r < absent.size(); ++r)
-    if (absent[r]) requests[r] = StandInRequest(requests[static_cast<size_t>(first)]);
-  Result error = CheckAbsent(requests, absent);
-  const auto me = static_cast<size_t>(comm_->rank());
-  std::shared_ptr<Operation> operation =
-      absent[me] ? StandIn(requests[me], comm_->rank(), comm_->size()) : TakeWaiting(name);
-  const auto active = std::count(absent.begin(), absent.end(), false);
-  out->agreed.push_back(
-      {std::move(operation), std::make_shared<const std::vector<Request>>(std::move(requests)),
-       std::move(error), average_over_ == kOverActive ? static_cast<int>(active) : comm_->size()});
+  const Request& request = (*agreed.by_rank)[0];
+  if (agreed.error.ok() && request.collective == Collective::kAddSet)
+    agreed.error = AddSet(request, agreed.operation.get());
+  if (agreed.error.ok() && request.collective == Collective::kRemoveSet)
+    agreed.error = RemoveSet(request, out);
+  if (members->place >= 0) out->agreed.push_back(std::move(agreed));
 }
 
-void Negotiator::Insert(const std::string& name,
+Result Negotiator::AddSet(const Request& request, Operation* operation) {
+  Members members;
+  for (const int64_t r : request.splits) members.ranks.push_back(static_cast<int>(r));
+  const auto same = std::find_if(sets_.begin(), sets_.end(), [&](const auto& set) {
+    return set.second->ranks == members.ranks;
+  });
+  if (same != sets_.end())
+    return Result::Fail(Code::kInvalid, "process set " + std::to_string(same->first) +
+                                            " has the ranks " + members.Text() +
+                                            " already; use it, or remove it before");
+  members.id = next_set_++;
+  members.place = members.PlaceOf(comm_->rank());
+  if (operation != nullptr) operation->set = std::make_shared<const Members>(members);
+  sets_[members.id] = std::make_shared<const Members>(std::move(members));
+  return {};
+}
+
+Result Negotiator::RemoveSet(const Request& request, Outcome* out) {
+  const auto set = sets_.find(request.root);
+  if (request.root == 0 || set == sets_.end())
+    return Result::Fail(Code::kInvalid, "process set " + std::to_string(request.root) +
+                                            " is not there, or is the global one; only a set that "
+                                            "was added can be removed");
+  sets_.erase(set);
+  for (size_t slot = 0; slot < slots_.size(); ++slot)
+    if (slots_[slot].by_rank != nullptr && slots_[slot].members->id == request.root) {
+      Clear(&own_bits_, slot);
+      Evict(slot);
+    }
+  for (auto it = said_.begin(); it != said_.end();)
+    it = it->second.members->id == request.root ? said_.erase(it) : std::next(it);
+  std::vector<std::string> pending;
+  for (const auto& [key, operation] : waiting_)
+    if (operation->request.process_set == request.root) pending.push_back(key);
+  for (const std::string& key : pending) Refuse(key, out);
+  const auto gone = [&](const auto& o) { return o->request.process_set == request.root; };
+  unsaid_.erase(std::remove_if(unsaid_.begin(), unsaid_.end(), gone), unsaid_.end());
+  return {};
+}
+
+void Negotiator::Insert(const std::string& key, const std::shared_ptr<const Members>& members,
                         std::shared_ptr<const std::vector<Request>> by_rank) {
   if (capacity_ == 0) return;
   if (free_.empty() && slots_.size() == capacity_) Evict(ages_.front());
@@ -200,26 +287,28 @@ void Negotiator::Insert(const std::string& name,
     slot = *free_.begin();
     free_.erase(free_.begin());
   }
-  slots_[slot] = {std::move(by_rank), ages_.insert(ages_.end(), slot)};
-  slot_of_[name] = slot;
+  slots_[slot] = {members, std::move(by_rank), ages_.insert(ages_.end(), slot)};
+  slot_of_[key] = slot;
   own_bits_.resize((slots_.size() + 63) / 64);
+  // A rank that a set does without never keeps it waiting.
+  if (members->place < 0) Set(&own_bits_, slot);
 }
 
 void Negotiator::Evict(size_t slot) {
-  const std::string name = (*slots_[slot].by_rank)[0].name;
+  const std::string key = (*slots_[slot].by_rank)[0].key();
   if (Test(own_bits_, slot)) {
-    // This rank waits with a bit that means nothing any more.
     Clear(&own_bits_, slot);
-    unsaid_.push_back(waiting_.at(name));
+    // This rank waits with a bit that means nothing any more.
+    if (slots_[slot].members->place >= 0) unsaid_.push_back(waiting_.at(key));
   }
-  slot_of_.erase(name);
+  slot_of_.erase(key);
   ages_.erase(slots_[slot].age);
   slots_[slot] = {};
   free_.insert(slot);
 }
 
-std::shared_ptr<Operation> Negotiator::TakeWaiting(const std::string& name) {
-  const auto it = waiting_.find(name);
+std::shared_ptr<Operation> Negotiator::TakeWaiting(const std::string& key) {
+  const auto it = waiting_.find(key);
   if (it == waiting_.end()) return nullptr;
   std::shared_ptr<Operation> operation = std::move(it->second);
   waiting_.erase(it);
@@ -248,10 +337,11 @@ std::string Negotiator::Ranks(const Said& said, bool have) const {
   std::string ranks;
   int count = 0;
   for (size_t r = 0; r < said.said.size(); ++r) {
-    if (said.said[r] != have || (!have && joined_[r])) continue;
+    const int rank = said.members->ranks[r];
+    if (said.said[r] != have || (!have && joined_[static_cast<size_t>(rank)])) continue;
     // Those that are missing are looked for, so they come with their hosts.
     ranks += count++ == 0 ? "" : have ? "," : ", ";
-    ranks += have ? std::to_string(r) : comm_->world().Name(static_cast<int>(r));
+    ranks += have ? std::to_string(rank) : comm_->Name(rank);
   }
   return have ? (count == 1 ? "rank " : "ranks ") + ranks : ranks;
 }
@@ -267,12 +357,13 @@ std::string Negotiator::Missing(int64_t now_ns, bool led, int64_t older_than_ns)
     if (led) {
       if (said == said_.end()) continue;
       const auto first = std::find(said->second.said.begin(), said->second.said.end(), true);
-      if (first - said->second.said.begin() != comm_->rank()) continue;
+      if (first - said->second.said.begin() != said->second.members->place) continue;
     }
     if (++found > kShown) continue;
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.3g", static_cast<double>(age_ns) * 1e-9);
-    text += (text.empty() ? "'" : "; '") + name + "' (" + operation->request.Describe() + ")";
+    text += (text.empty() ? "'" : "; '") + operation->request.name + "' (" +
+            operation->request.Describe() + ")";
     if (said == said_.end())
       text += std::string(" has waited ") + seconds + " s";
     else
@@ -285,7 +376,7 @@ std::string Negotiator::Missing(int64_t now_ns, bool led, int64_t older_than_ns)
     text += "join was not called by ";
     int count = 0;
     for (size_t r = 0; r < joined_.size(); ++r)
-      if (!joined_[r]) text += (count++ > 0 ? ", " : "") + comm_->world().Name(static_cast<int>(r));
+      if (!joined_[r]) text += (count++ > 0 ? ", " : "") + comm_->Name(static_cast<int>(r));
     text +=
         ", which " + std::string(count == 1 ? "has" : "have") + " submitted nothing else either";
   }
@@ -296,13 +387,13 @@ std::string Negotiator::Awaited() const {
   std::string text;
   constexpr int kShown = 5;
   int found = 0;
-  const auto me = static_cast<size_t>(comm_->rank());
-  for (const auto& [name, said] : said_) {
-    if (said.said[me] || ++found > kShown) continue;
+  for (const auto& [key, said] : said_) {
+    const int place = said.members->place;
+    if (place < 0 || said.said[static_cast<size_t>(place)] || ++found > kShown) continue;
     const auto first = std::find(said.said.begin(), said.said.end(), true);
     const Request& request = said.by_rank[static_cast<size_t>(first - said.said.begin())];
-    text += (text.empty() ? "'" : "; '") + name + "' (" + request.Describe() + "), for which " +
-            Ranks(said, true) + (said.count == 1 ? " waits" : " wait");
+    text += (text.empty() ? "'" : "; '") + request.name + "' (" + request.Describe() +
+            "), for which " + Ranks(said, true) + (said.count == 1 ? " waits" : " wait");
   }
   return found > kShown ? text + "; and " + std::to_string(found - kShown) + " more" : text;
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "native/collectives/dissemination.h"
+#include "native/engine/members.h"
 #include "native/engine/operation.h"
 
 namespace sparkvod {
@@ -28,6 +29,7 @@ struct Agreed {
   std::shared_ptr<const std::vector<Request>> by_rank;
   Result error;          // kMismatch: the operation ends with it, the engine goes on
   int average_over = 1;  // ranks
+  std::shared_ptr<const Members> members;
 };
 
 class Negotiator {
@@ -43,6 +45,9 @@ class Negotiator {
   // One cycle. `fresh` joins what is pending already.
   Result Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shut_down, Outcome* out);
 
+  // Whether the others' collectives may need this rank although it has nothing to submit: there are
+  // sets of ranks that it may be none of.
+  bool attends() const { return sets_.size() > 1; }
   // True when a peer has begun the next cycle.
   Result PeerBegan(bool* began) { return dissemination_.PeerBegan(began); }
   // Operations that wait for other ranks.
@@ -67,11 +72,13 @@ class Negotiator {
 
  private:
   struct Cached {
+    std::shared_ptr<const Members> members;
     std::shared_ptr<const std::vector<Request>> by_rank;  // null: a free slot
     std::list<size_t>::iterator age;
   };
   // What the ranks have said under one name so far.
   struct Said {
+    std::shared_ptr<const Members> members;
     std::vector<Request> by_rank;
     std::vector<bool> said;
     int count = 0;
@@ -81,13 +88,19 @@ class Negotiator {
   void Hear(int rank, Request request, Outcome* out);
   void HearJoin(int rank, Request request, Outcome* out);
   bool IsComplete(const Said& said) const;
-  void Complete(const std::string& name, Said said, Outcome* out);
-  // Adds to what is agreed. `absent`: the ranks that have joined without saying it; empty: none.
-  void Agree(std::shared_ptr<const std::vector<Request>> by_rank, const std::vector<bool>& absent,
+  void Complete(const std::string& key, Said said, Outcome* out);
+  // The sets change where the agreement on it stands among the others.
+  Result AddSet(const Request& request, Operation* operation);
+  Result RemoveSet(const Request& request, Outcome* out);
+  void Refuse(const std::string& key, Outcome* out);
+  // Adds to what is agreed. `absent`: the members that have joined without saying it; empty: none.
+  void Agree(const std::shared_ptr<const Members>& members,
+             std::shared_ptr<const std::vector<Request>> by_rank, const std::vector<bool>& absent,
              Outcome* out);
-  void Insert(const std::string& name, std::shared_ptr<const std::vector<Request>> by_rank);
+  void Insert(const std::string& key, const std::shared_ptr<const Members>& members,
+              std::shared_ptr<const std::vector<Request>> by_rank);
   void Evict(size_t slot);
-  std::shared_ptr<Operation> TakeWaiting(const std::string& name);
+  std::shared_ptr<Operation> TakeWaiting(const std::string& key);
   // The ranks that have said `said` in full, or have not: "ranks 0,1".
   std::string Ranks(const Said& said, bool have) const;
 
@@ -98,11 +111,14 @@ class Negotiator {
   std::set<size_t> free_;   // slots that evictions left empty
   std::list<size_t> ages_;  // used slots, the least recently used first
   std::unordered_map<std::string, size_t> slot_of_;
-  std::map<std::string, Said> said_;  // names that some ranks have said in full, not yet all
+  // By key. What some ranks have said in full, not yet all.
+  std::map<std::string, Said> said_;
   std::unordered_map<std::string, std::shared_ptr<Operation>> waiting_;  // this rank's operations
   std::vector<std::shared_ptr<Operation>>
       unsaid_;  // this rank's, to be said in full in the next cycle
   std::vector<uint64_t> bits_, own_bits_;
+  std::map<int32_t, std::shared_ptr<const Members>> sets_;  // 0: the world
+  int32_t next_set_ = 1;
   std::vector<bool> joined_;      // by rank
   std::vector<Request> join_of_;  // by rank: with what it joined
   int joined_count_ = 0;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "native/base/result.h"
+#include "native/engine/members.h"
 #include "native/engine/request.h"
 #include "native/transport/shared/heap.h"
 
@@ -46,8 +47,9 @@ struct Operation {
 
   // Written by the driver before `done`, read after it.
   Result result;
-  std::vector<Output> outputs;  // of allgather, one for each entry, and alltoall
-  int last_joined = -1;         // of join
+  std::vector<Output> outputs;         // of allgather, one for each entry, and alltoall
+  int last_joined = -1;                // of join
+  std::shared_ptr<const Members> set;  // of add_process_set
   std::atomic<bool> done{false};
 };
 

@@ -6,7 +6,7 @@
 namespace sparkvod {
 namespace {
 
-constexpr uint8_t kVersion = 2;
+constexpr uint8_t kVersion = 3;
 constexpr size_t kRankLimit = 64;  // dimensions
 constexpr int64_t kCountLimit = int64_t{1} << 48;
 
@@ -19,6 +19,7 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 // Entries that must agree are compared without their placement, and without the first dimension
 // where each rank has its own.
 bool Fits(const Request& a, const Request& b) {
+  if (!HasTensors(a.collective) && a.splits != b.splits) return false;
   if (a.collective != b.collective || a.op != b.op || a.root != b.root ||
       a.prescale != b.prescale || a.postscale != b.postscale ||
       a.entries.size() != b.entries.size())
@@ -49,6 +50,9 @@ std::string Request::Describe() const {
   if (Reduces(collective)) text += std::string(" (") + NameOf(op) + ")";
   if (collective == Collective::kJoin)
     text += root == kOverActive ? " (averages over active ranks)" : " (averages over all ranks)";
+  if (collective == Collective::kAddSet) text += " of ranks " + ShapeText(splits);
+  if (collective == Collective::kRemoveSet) text += " " + std::to_string(root);
+  if (process_set != 0) text += " in process set " + std::to_string(process_set);
   if (collective == Collective::kBroadcast) text += " (root " + std::to_string(root) + ")";
   constexpr size_t kShown = 4;
   for (size_t i = 0; i < entries.size() && i < kShown; ++i)
@@ -68,6 +72,7 @@ void Encode(const Request& request, Writer* out) {
   out->Put(kVersion);
   out->PutString(request.name);
   out->Put(request.collective);
+  out->Put(request.process_set);
   out->Put(request.op);
   out->Put(request.root);
   out->Put(request.prescale);
@@ -87,6 +92,11 @@ namespace {
 
 // What the collective takes for granted of a request, wherever it comes from.
 bool IsComplete(const Request& request) {
+  if (request.collective == Collective::kAddSet)
+    for (size_t i = 0; i < request.splits.size(); ++i)
+      if (request.splits[i] < 0 || request.splits[i] > INT32_MAX ||
+          (i > 0 && request.splits[i] <= request.splits[i - 1]))
+        return false;
   if (!HasTensors(request.collective)) return request.entries.empty();
   if (request.entries.empty()) return false;
   const bool one =
@@ -110,9 +120,12 @@ Result Decode(Reader* in, Request* out) {
   const Result damaged = Result::Fail(Code::kPeerLost, "a damaged request");
   if (in->Get<uint8_t>() != kVersion) return damaged;
   out->name = in->GetString(kNameLimit);
-  const int collective = in->Get<uint8_t>(), op = in->Get<uint8_t>();
+  const int collective = in->Get<uint8_t>();
+  const auto process_set = in->Get<int32_t>();
+  const int op = in->Get<uint8_t>();
   if (!in->ok() || collective >= kCollectiveCount || !IsReduceOp(op)) return damaged;
   out->collective = static_cast<Collective>(collective);
+  out->process_set = process_set;
   out->op = static_cast<ReduceOp>(op);
   out->root = in->Get<int32_t>();
   out->prescale = in->Get<double>();
@@ -138,7 +151,7 @@ Result Decode(Reader* in, Request* out) {
   return in->ok() && IsComplete(*out) ? Result::Ok() : damaged;
 }
 
-Result CheckAgreement(const std::vector<Request>& by_rank) {
+Result CheckAgreement(const std::vector<Request>& by_rank, const std::vector<int>& ranks_in_world) {
   bool equal = true;
   for (const Request& r : by_rank)
     equal = equal && Fits(by_rank[0], r) &&
@@ -149,7 +162,7 @@ Result CheckAgreement(const std::vector<Request>& by_rank) {
   for (size_t r = 0; r < by_rank.size(); ++r) {
     std::string& ranks = ranks_of[by_rank[r].Describe()];
     if (ranks.empty()) order.push_back(by_rank[r].Describe());
-    ranks += (ranks.empty() ? "" : ",") + std::to_string(r);
+    ranks += (ranks.empty() ? "" : ",") + std::to_string(ranks_in_world[r]);
   }
   std::string text = "the ranks disagree about '" + by_rank[0].name + "': ";
   for (size_t i = 0; i < order.size(); ++i) {

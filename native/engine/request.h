@@ -44,15 +44,23 @@ constexpr int32_t kOverAll = 0, kOverActive = 1;
 struct Request {
   std::string name;
   Collective collective = Collective::kAllreduce;
+  int32_t process_set = 0;
   ReduceOp op = ReduceOp::kSum;
-  int32_t root = 0;  // of a broadcast; of a join: what averages are over meanwhile
+  // Of a broadcast, a rank of the world; of a join: what averages are over meanwhile; the process
+  // set to be removed.
+  int32_t root = 0;
   double prescale = 1, postscale = 1;
   std::vector<Entry> entries;
-  std::vector<int64_t> splits;  // alltoall: rows for each rank
+  std::vector<int64_t> splits;  // alltoall: rows for each rank; the ranks of a process set to add
 
   bool operator==(const Request& o) const {
-    return collective == o.collective && op == o.op && root == o.root && prescale == o.prescale &&
-           postscale == o.postscale && name == o.name && entries == o.entries && splits == o.splits;
+    return collective == o.collective && process_set == o.process_set && op == o.op &&
+           root == o.root && prescale == o.prescale && postscale == o.postscale && name == o.name &&
+           entries == o.entries && splits == o.splits;
+  }
+  // What it is known by: names of different process sets are different.
+  std::string key() const {
+    return process_set == 0 ? name : name + '\0' + std::to_string(process_set);
   }
   int64_t bytes() const;
   // "allreduce (sum) of float32 [8,4]", for messages.
@@ -71,7 +79,7 @@ void Encode(const Request& request, Writer* out);
 Result Decode(Reader* in, Request* out);
 
 // Why the requests of all ranks under one name do not fit together; ok when they do. Names every
-// rank's version.
-Result CheckAgreement(const std::vector<Request>& by_rank);
+// rank's version. `ranks`: which ranks of the world they are.
+Result CheckAgreement(const std::vector<Request>& by_rank, const std::vector<int>& ranks);
 
 }  // namespace sparkvod

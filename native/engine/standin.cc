@@ -69,11 +69,11 @@ void FillNeutral(DType dtype, ReduceOp op, char* to, size_t count) {
   }
 }
 
-std::string Ranks(const std::vector<bool>& absent) {
+std::string Ranks(const std::vector<bool>& absent, const Members& members) {
   std::string text;
   int count = 0;
   for (size_t r = 0; r < absent.size(); ++r)
-    if (absent[r]) text += (count++ > 0 ? "," : "") + std::to_string(r);
+    if (absent[r]) text += (count++ > 0 ? "," : "") + std::to_string(members.ranks[r]);
   return (count == 1 ? "rank " : "ranks ") + text + (count == 1 ? " has" : " have");
 }
 
@@ -85,7 +85,7 @@ Request StandInRequest(const Request& asked) {
     e.placement = -1;
     if (HasOwnRows(asked.collective)) e.shape[0] = 0;
   }
-  request.splits.assign(asked.splits.size(), 0);
+  if (asked.collective == Collective::kAlltoall) request.splits.assign(asked.splits.size(), 0);
   return request;
 }
 
@@ -117,22 +117,29 @@ std::shared_ptr<Operation> StandIn(const Request& request, int rank, int size) {
   return operation;
 }
 
-Result CheckAbsent(const std::vector<Request>& by_rank, const std::vector<bool>& absent) {
+Result CheckAbsent(const std::vector<Request>& by_rank, const std::vector<bool>& absent,
+                   const Members& members) {
   const Request& any = by_rank[0];
-  if (any.collective == Collective::kBroadcast && absent[static_cast<size_t>(any.root)])
+  if (any.collective == Collective::kAddSet || any.collective == Collective::kRemoveSet)
+    return Result::Fail(Code::kMismatch, std::string(NameOf(any.collective)) +
+                                             " needs all ranks, but " + Ranks(absent, members) +
+                                             " joined; do it before any rank joins");
+  if (any.collective == Collective::kBroadcast &&
+      absent[static_cast<size_t>(members.PlaceOf(any.root))])
     return Result::Fail(Code::kMismatch,
                         "broadcast of '" + any.name + "' has root " + std::to_string(any.root) +
-                            ", but " + Ranks(absent) +
+                            ", but " + Ranks(absent, members) +
                             " joined and has nothing to send; choose a root that has not joined");
   if (any.collective == Collective::kAlltoall)
     for (size_t q = 0; q < by_rank.size(); ++q)
       for (size_t r = 0; r < absent.size(); ++r)
         if (absent[r] && by_rank[q].splits[r] > 0)
-          return Result::Fail(Code::kMismatch,
-                              "alltoall of '" + any.name + "': rank " + std::to_string(q) +
-                                  " sends " + std::to_string(by_rank[q].splits[r]) +
-                                  " rows to rank " + std::to_string(r) + ", but " + Ranks(absent) +
-                                  " joined and takes none; send it no rows");
+          return Result::Fail(
+              Code::kMismatch,
+              "alltoall of '" + any.name + "': rank " + std::to_string(members.ranks[q]) +
+                  " sends " + std::to_string(by_rank[q].splits[r]) + " rows to rank " +
+                  std::to_string(members.ranks[r]) + ", but " + Ranks(absent, members) +
+                  " joined and takes none; send it no rows");
   return {};
 }
 

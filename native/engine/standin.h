@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "native/engine/members.h"
 #include "native/engine/operation.h"
 
 namespace sparkvod {
@@ -16,7 +17,8 @@ Request StandInRequest(const Request& asked);
 // Its operation, with memory of its own.
 std::shared_ptr<Operation> StandIn(const Request& request, int rank, int size);
 
-// Why a collective cannot do without the absent ranks; ok when it can.
-Result CheckAbsent(const std::vector<Request>& by_rank, const std::vector<bool>& absent);
+// Why a collective of these ranks cannot do without the absent ones; ok when it can. By place.
+Result CheckAbsent(const std::vector<Request>& by_rank, const std::vector<bool>& absent,
+                   const Members& members);
 
 }  // namespace sparkvod

@@ -51,8 +51,13 @@ class World:
         self.cross_size: int = engine.cross_size
         self.is_homogeneous: bool = engine.is_homogeneous
         self.metrics: metrics.Endpoint | None = None
+        self.process_sets: dict[int, list[int]] = {0: list(range(engine.size))}
         self._counters: dict[str, itertools.count[int]] = {}
         self._idle: dict[str, list[str]] = {}
+
+    def ranks_of(self, process_set: int) -> list[int]:
+        """Returns the sorted ranks of a registered process set."""
+        return self.process_sets[process_set]
 
     def number(self, kind: str) -> int:
         """Returns the next number of a kind: 0, 1, … The same on all ranks that ask in the same order."""
@@ -88,10 +93,11 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
     Args:
         comm: for compatibility: None or an empty list, which both mean all ranks.
-        process_sets: for compatibility: None or an empty list.
+        process_sets: process sets to register, a list of ``ProcessSet``, the same on all ranks; None, or "dynamic",
+            which the peer needs for ``add_process_set``: none now.
 
     Raises:
-        ValueError: ``comm`` or ``process_sets`` ask for more, or the environment is inconsistent.
+        ValueError: ``comm`` asks for more, ``process_sets`` are wrong, or the environment is inconsistent.
         CollectiveTimeoutError: not all ranks came within the start time-out.
     """
     global _watch, _world
@@ -99,7 +105,11 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         # A world whose engine has failed is left for a new one. A forked child has no engine, and no right to a world.
         if _world is not None and (_world.engine is None or _world.engine.running):
             return
-        _check_whole_world(comm, process_sets)
+        _check_whole_world(comm)
+        # Not at the top: a set is about the world, which is here.
+        from sparkvod.core import process_sets as sets
+
+        wanted = sets.check(process_sets)
         if _world is not None:
             shutdown()
         context = launch_context.current() or _environment()
@@ -111,6 +121,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         elif _world.size > 1:
             _watch = Watch(_end_of_script)
         log.get("core").debug("rank %d of %d joined", _world.rank, _world.size)
+        try:
+            for process_set in wanted:
+                sets.add_process_set(process_set)
+        except BaseException:
+            shutdown()
+            raise
 
 
 def _start_timeline(world: World) -> None:
@@ -149,16 +165,11 @@ def _environment() -> launch_context.WorldContext:
     return last
 
 
-def _check_whole_world(comm: Any, process_sets: Any) -> None:
+def _check_whole_world(comm: Any) -> None:
     if comm is not None and comm != []:
         raise ValueError(
             f"comm={comm!r} was found, None was expected: a world of some of the ranks, or of an MPI communicator, "
             "is not supported; start as many processes as the world shall have and leave comm out"
-        )
-    if process_sets is not None and process_sets != []:
-        raise ValueError(
-            f"process_sets={process_sets!r} was found, None was expected: process sets are not supported; "
-            "leave process_sets out"
         )
 
 

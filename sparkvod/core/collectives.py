@@ -64,6 +64,7 @@ def allreduce(
     *,
     in_place: bool,
     wake: bool = True,
+    process_set: int = 0,
 ) -> Pending:
     """Reduces over the ranks; the result is the tensor itself, or a new one of its shape."""
     engine = basics.engine()
@@ -71,22 +72,32 @@ def allreduce(
     address, count, dtype, shape = adapter.describe(source)
     to = address if output is source else adapter.describe(output)[0]
     try:
-        handle = engine.allreduce(name, address, to, count, dtype, op, prescale, postscale, shape, wake)
+        handle = engine.allreduce(name, address, to, count, dtype, op, prescale, postscale, shape, wake, process_set)
     except TypeError as error:
         raise ops.explained(error, name, prescale, postscale) from None
     return Pending(engine, handle, finish, (tensor, source, output))
 
 
 def allreduce_now(
-    adapter: Adapter, tensor: Any, name: str, op: int, prescale: float = 1.0, postscale: float = 1.0
+    adapter: Adapter,
+    tensor: Any,
+    name: str,
+    op: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
 ) -> Any:
     """Reduces in place, waits and returns the tensor: :func:`allreduce` with nothing made on the way."""
     if adapter.host(tensor) is not tensor:
-        return allreduce(adapter, tensor, name, op, prescale, postscale, in_place=True, wake=False).wait()
+        return allreduce(
+            adapter, tensor, name, op, prescale, postscale, in_place=True, wake=False, process_set=process_set
+        ).wait()
     address, count, dtype, shape = adapter.describe(tensor)
     engine = basics.engine()
     try:
-        handle = engine.allreduce(name, address, address, count, dtype, op, prescale, postscale, shape, False)
+        handle = engine.allreduce(
+            name, address, address, count, dtype, op, prescale, postscale, shape, False, process_set
+        )
     except TypeError as error:
         raise ops.explained(error, name, prescale, postscale) from None
     try:
@@ -108,6 +119,7 @@ def grouped_allreduce(
     *,
     in_place: bool,
     wake: bool = True,
+    process_set: int = 0,
 ) -> Pending:
     """Reduces several tensors as one unit; the result is the list of what :func:`allreduce` would give."""
     engine = basics.engine()
@@ -120,7 +132,7 @@ def grouped_allreduce(
     if in_place:
         ops.check_distinct([(to, count) for _, to, count, _, _ in entries], name)
     try:
-        handle = engine.grouped_allreduce(name, entries, op, prescale, postscale, wake)
+        handle = engine.grouped_allreduce(name, entries, op, prescale, postscale, wake, process_set)
     except TypeError as error:
         raise ops.explained(error, name, prescale, postscale) from None
 
@@ -133,28 +145,29 @@ def grouped_allreduce(
 
 
 def broadcast(
-    adapter: Adapter, tensor: Any, name: str, root_rank: int, *, in_place: bool, wake: bool = True
+    adapter: Adapter, tensor: Any, name: str, root_rank: int, *, in_place: bool, wake: bool = True, process_set: int = 0
 ) -> Pending:
     """Copies the root's tensor to all ranks; the result is the tensor itself, or a new one of its shape."""
     engine = basics.engine()
-    ops.check_root(root_rank, basics.size())
+    if process_set == 0:
+        ops.check_root(root_rank, basics.size())
     source, output, finish = _arrange(adapter, tensor, in_place)
     address, count, dtype, shape = adapter.describe(source)
     to = address if output is source else adapter.describe(output)[0]
     try:
-        handle = engine.broadcast(name, address, to, count, dtype, root_rank, shape, wake)
+        handle = engine.broadcast(name, address, to, count, dtype, root_rank, shape, wake, process_set)
     except TypeError as error:
         raise ops.explained(error, name) from None
     return Pending(engine, handle, finish, (tensor, source, output))
 
 
-def allgather(adapter: Adapter, tensor: Any, name: str, *, wake: bool = True) -> Pending:
+def allgather(adapter: Adapter, tensor: Any, name: str, *, wake: bool = True, process_set: int = 0) -> Pending:
     """Concatenates the ranks' tensors along dimension 0; the result is (tensor, list of each rank's rows)."""
     engine = basics.engine()
     source = adapter.host(tensor)
     address, _, dtype, shape = adapter.describe(source)
     try:
-        handle = engine.allgather(name, address, shape if len(shape) else [1], dtype, wake)
+        handle = engine.allgather(name, address, shape if len(shape) else [1], dtype, wake, process_set)
     except TypeError as error:
         raise ops.explained(error, name) from None
 
@@ -165,7 +178,9 @@ def allgather(adapter: Adapter, tensor: Any, name: str, *, wake: bool = True) ->
     return Pending(engine, handle, finish, (tensor, source))
 
 
-def grouped_allgather(adapter: Adapter, tensors: Sequence[Any], name: str, *, wake: bool = True) -> Pending:
+def grouped_allgather(
+    adapter: Adapter, tensors: Sequence[Any], name: str, *, wake: bool = True, process_set: int = 0
+) -> Pending:
     """Gathers several tensors as one unit; the result is the list of what :func:`allgather` would give."""
     engine = basics.engine()
     sources = [adapter.host(tensor) for tensor in tensors]
@@ -174,7 +189,7 @@ def grouped_allgather(adapter: Adapter, tensors: Sequence[Any], name: str, *, wa
         address, _, dtype, shape = adapter.describe(source)
         entries.append((address, shape if len(shape) else [1], dtype))
     try:
-        handle = engine.grouped_allgather(name, entries, wake)
+        handle = engine.grouped_allgather(name, entries, wake, process_set)
     except TypeError as error:
         raise ops.explained(error, name) from None
 
@@ -196,24 +211,27 @@ def reducescatter(
     postscale: float = 1.0,
     *,
     wake: bool = True,
+    process_set: int = 0,
 ) -> Pending:
     """Reduces several tensors as one unit and leaves each rank its rows; the result is the list of these.
 
     Of ``n`` rows each rank gets ``n // size`` and the first ``n % size`` ranks one more.
     """
     engine = basics.engine()
-    rank, size = basics.rank(), basics.size()
+    ranks = basics.world().ranks_of(process_set)
+    size = len(ranks)
+    place = ranks.index(basics.rank()) if basics.rank() in ranks else size
     arranged = []
     entries = []
     for tensor in tensors:
         source = adapter.host(tensor)
         address, _, dtype, shape = adapter.describe(source)
-        rows = shape[0] // size + (rank < shape[0] % size) if len(shape) else 0
+        rows = shape[0] // size + (place < shape[0] % size) if len(shape) else 0
         output = adapter.empty_rows(source, rows)
         entries.append((address, adapter.describe(output)[0], shape, dtype))
         arranged.append((tensor, source, output))
     try:
-        handle = engine.grouped_reducescatter(name, entries, op, prescale, postscale, wake)
+        handle = engine.grouped_reducescatter(name, entries, op, prescale, postscale, wake, process_set)
     except TypeError as error:
         raise ops.explained(error, name, prescale, postscale) from None
     return Pending(
@@ -222,7 +240,13 @@ def reducescatter(
 
 
 def alltoall(
-    adapter: Adapter, tensor: Any, name: str, splits: Sequence[int] | None = None, *, wake: bool = True
+    adapter: Adapter,
+    tensor: Any,
+    name: str,
+    splits: Sequence[int] | None = None,
+    *,
+    wake: bool = True,
+    process_set: int = 0,
 ) -> Pending:
     """Sends rows to every rank; the result is (tensor of what came, in the order of the ranks, rows of each rank).
 
@@ -232,9 +256,9 @@ def alltoall(
     source = adapter.host(tensor)
     address, _, dtype, shape = adapter.describe(source)
     if splits is not None and len(splits) == 0:
-        raise ValueError(f"no splits were found, one for each of {basics.size()} ranks was expected")
+        raise ValueError("no splits were found, one for each rank was expected")
     try:
-        handle = engine.alltoall(name, address, shape, dtype, splits or (), wake)
+        handle = engine.alltoall(name, address, shape, dtype, splits or (), wake, process_set)
     except TypeError as error:
         raise ops.explained(error, name) from None
 
@@ -253,11 +277,11 @@ def join(over_active: bool) -> int:
     ).wait()
 
 
-def barrier(name: str) -> None:
-    """Returns when all ranks have called it."""
+def barrier(name: str, process_set: int = 0) -> None:
+    """Returns when all ranks of the set have called it."""
     engine = basics.engine()
     try:
-        handle = engine.barrier(name, False)
+        handle = engine.barrier(name, False, process_set)
     except TypeError as error:
         raise ops.explained(error, name) from None
     Pending(engine, handle, None, None).wait()

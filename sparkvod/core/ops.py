@@ -80,8 +80,27 @@ def check_process_set(process_set: ProcessSet) -> None:
     if process_set is not global_process_set and process_set != global_process_set:
         raise ValueError(
             f"process_set={process_set!r} was found, the global process set was expected: "
-            "collectives among some of the ranks are not supported; leave process_set out"
+            "this works among all ranks only; leave process_set out"
         )
+
+
+def set_id(process_set: ProcessSet) -> int:
+    """Returns the engine's number of a process set.
+
+    Raises:
+        ValueError: it is not registered in this world.
+    """
+    if process_set is global_process_set:
+        return 0
+    found = process_set.process_set_id
+    if found is not None:
+        return found
+    if process_set == global_process_set:
+        return 0
+    raise ValueError(
+        f"process_set={process_set!r} was found, one of this world was expected; register it by add_process_set() "
+        "or init(process_sets=...)"
+    )
 
 
 def check_root(root_rank: int, size: int) -> None:

@@ -1,27 +1,34 @@
-"""Sets of ranks. Only the global set is there; the class is what the peer's scripts name in their arguments."""
+"""Process sets: ranks that run collectives of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from sparkvod.core import basics
+from sparkvod.core.handles import Pending
 
 
 class ProcessSet:
-    """A set of ranks that runs collectives of its own.
+    """A set of ranks that runs collectives of its own, once it is registered in a world.
 
     Args:
         ranks_or_comm: the ranks, in any order.
 
     Attributes:
-        process_set_id: 0 for the global set, None for a set that is not registered.
         ranks: the sorted ranks; None for the global set before ``init``.
     """
 
-    process_set_id: int | None = None
-
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         self._ranks = sorted({int(rank) for rank in ranks_or_comm})
+        self._registered: tuple[int, int] | None = None  # generation of the world, id in it
+
+    @property
+    def process_set_id(self) -> int | None:
+        """0 for the global set, None for one that is not registered in the current world."""
+        if self._registered is None or self._registered[0] != basics.generation():
+            return None
+        return self._registered[1]
 
     @property
     def ranks(self) -> list[int] | None:
@@ -33,12 +40,12 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self.ranks or ())
 
     def rank(self) -> int | None:
-        """Returns this process's rank within the set, None if the set is not registered."""
-        return None
+        """Returns this process's rank within the set, None if it is none of it or the set is not registered."""
+        return (self.ranks or []).index(basics.rank()) if self.included() else None
 
     def included(self) -> bool | None:
         """Returns whether this process is in the set, None if the set is not registered."""
-        return None
+        return None if self.process_set_id is None else basics.rank() in (self.ranks or ())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ProcessSet):
@@ -55,10 +62,12 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    process_set_id = 0
-
     def __init__(self) -> None:
         super().__init__(())
+
+    @property
+    def process_set_id(self) -> int | None:
+        return 0
 
     @property
     def ranks(self) -> list[int] | None:
@@ -75,4 +84,65 @@ class _GlobalProcessSet(ProcessSet):
 
 
 #: All ranks of the world.
-global_process_set = _GlobalProcessSet()
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+
+def check(process_sets: Any) -> list[ProcessSet]:
+    """Returns the process sets that ``init`` is asked for.
+
+    Raises:
+        ValueError: something else was given.
+    """
+    if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
+        return []
+    if isinstance(process_sets, str) or not all(isinstance(one, ProcessSet) for one in process_sets):
+        raise ValueError(
+            f"process_sets={process_sets!r} was found, a list of ProcessSet, 'dynamic' or None was expected"
+        )
+    return list(process_sets)
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Registers a process set: all ranks of the world call it with the same ranks, and it returns when all have.
+
+    Args:
+        process_set: the set, or its ranks.
+
+    Returns:
+        The set, with its id.
+
+    Raises:
+        ValueError: it is registered, or one with these ranks is, or a rank is none of the world's.
+        MismatchError: the ranks gave different sets.
+    """
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set.process_set_id is not None:
+        raise ValueError(f"{process_set!r} is registered already, one that is not was expected; use it as it is")
+    world, engine = basics.world(), basics.engine()
+    ranks = process_set.ranks or []
+    number = Pending(
+        engine,
+        engine.add_process_set(ranks, False),
+        lambda pending: engine.added_process_set(pending.handle),
+        None,
+    ).wait()
+    world.process_sets[number] = list(ranks)
+    process_set._registered = (world.generation, number)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Ends a process set: all ranks of the world call it, after the set's collectives have ended.
+
+    Returns:
+        False for the global set and for one that is not registered.
+    """
+    number = process_set.process_set_id
+    if not number:
+        return False
+    world, engine = basics.world(), basics.engine()
+    Pending(engine, engine.remove_process_set(number, False), None, None).wait()
+    del world.process_sets[number]
+    process_set._registered = None
+    return True

@@ -27,7 +27,7 @@ from sparkvod.core.basics import (
     stats,
 )
 from sparkvod.core.ops import Adasum, Average, Max, Min, Product, Sum
-from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sparkvod.core.timeline import start_timeline, stop_timeline, timeline_span
 from sparkvod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from sparkvod.torch.adapter import empty
@@ -82,6 +82,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -130,6 +131,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

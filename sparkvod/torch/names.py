@@ -1,4 +1,4 @@
-"""Names of operations that were given none."""
+"""Names of operations that were given none. Each process set has its own, since its ranks count without the others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from sparkvod.core import basics
 T = TypeVar("T")
 
 
-def now(kind: str, name: str | None, run: Callable[[str], T]) -> T:
+def _kind(kind: str, process_set: int) -> str:
+    return kind if process_set == 0 else f"{kind}.set{process_set}"
+
+
+def new_name(kind: str, process_set: int) -> str:
+    """Returns a name that no operation of the set had."""
+    return basics.world().new_name(_kind(kind, process_set))
+
+
+def now(kind: str, name: str | None, run: Callable[[str], T], process_set: int) -> T:
     """Runs an operation that the caller waits for, under its own or a borrowed name."""
     if name is not None:
         return run(name)
     world = basics.world()
+    kind = _kind(kind, process_set)
     borrowed = world.borrow_name(kind)
     try:
         return run(borrowed)

@@ -1,7 +1,8 @@
 """The collectives on PyTorch tensors.
 
 Each takes ``name``, which must be the same on all ranks (by default ranks that call in the same order agree), and
-``process_set``, the global one. ``*_async`` forms return a handle for :func:`poll` and :func:`synchronize`; a name may
+``process_set``, the ranks that
+take part, by default all. ``*_async`` forms return a handle for :func:`poll` and :func:`synchronize`; a name may
 not be used twice at a time. The forms that return a new tensor at once are differentiable.
 
 Errors of all of them: ``NotInitializedError`` before ``init``; ``ValueError`` for an argument or dtype that cannot be
@@ -18,11 +19,11 @@ import torch
 
 from sparkvod.core import basics, collectives, handles
 from sparkvod.core.handles import poll, synchronize
-from sparkvod.core.ops import allreduce_op, check_process_set
+from sparkvod.core.ops import allreduce_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.torch import adapter, autograd
 from sparkvod.torch.compression import Compression
-from sparkvod.torch.names import now
+from sparkvod.torch.names import new_name, now
 
 __all__ = [
     "allgather",
@@ -57,10 +58,12 @@ def allreduce_async(
 ) -> int:
     """Starts :func:`allreduce`, uncompressed; returns a handle. The tensor must not be changed until it is done."""
     op = allreduce_op(op, average)
-    check_process_set(process_set)
-    name = name or basics.world().new_name("allreduce")
+    members = set_id(process_set)
+    name = name or new_name("allreduce", members)
     return handles.add(
-        collectives.allreduce(adapter, tensor, name, op, prescale_factor, postscale_factor, in_place=False)
+        collectives.allreduce(
+            adapter, tensor, name, op, prescale_factor, postscale_factor, in_place=False, process_set=members
+        )
     )
 
 
@@ -75,10 +78,12 @@ def allreduce_async_(
 ) -> int:
     """Starts :func:`allreduce_`; returns a handle. The tensor must not be touched until it is done."""
     op = allreduce_op(op, average)
-    check_process_set(process_set)
-    name = name or basics.world().new_name("allreduce")
+    members = set_id(process_set)
+    name = name or new_name("allreduce", members)
     return handles.add(
-        collectives.allreduce(adapter, tensor, name, op, prescale_factor, postscale_factor, in_place=True)
+        collectives.allreduce(
+            adapter, tensor, name, op, prescale_factor, postscale_factor, in_place=True, process_set=members
+        )
     )
 
 
@@ -104,23 +109,31 @@ def allreduce(
             of integers wrap. A NaN anywhere makes the result one.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result.
-        process_set: the global one.
+        process_set: among which ranks; by default among all.
 
     Returns:
         A new tensor of the shape, dtype and device of ``tensor``.
     """
     op = allreduce_op(op, average)
-    check_process_set(process_set)
+    members = set_id(process_set)
     compressed, context = compression.compress(tensor)
 
     def run(name: str) -> torch.Tensor:
         if isinstance(compressed, torch.Tensor) and autograd.wanted(compressed):
-            return autograd.Allreduce.apply(compressed, name, op, prescale_factor, postscale_factor)
+            return autograd.Allreduce.apply(compressed, name, op, prescale_factor, postscale_factor, members)
         return collectives.allreduce(
-            adapter, compressed, name, op, prescale_factor, postscale_factor, in_place=False, wake=False
+            adapter,
+            compressed,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            in_place=False,
+            wake=False,
+            process_set=members,
         ).wait()
 
-    return compression.decompress(now("allreduce", name, run), context)
+    return compression.decompress(now("allreduce", name, run, members), context)
 
 
 def allreduce_(
@@ -134,15 +147,15 @@ def allreduce_(
 ) -> torch.Tensor:
     """As :func:`allreduce`, in place and not differentiable; returns the tensor."""
     op = allreduce_op(op, average)
-    if process_set is not global_process_set:
-        check_process_set(process_set)
+    members = 0 if process_set is global_process_set else set_id(process_set)
     world = basics.world()
-    borrowed = name or world.borrow_name("allreduce")
+    kind = "allreduce" if members == 0 else f"allreduce.set{members}"
+    borrowed = name or world.borrow_name(kind)
     try:
-        return collectives.allreduce_now(adapter, tensor, borrowed, op, prescale_factor, postscale_factor)
+        return collectives.allreduce_now(adapter, tensor, borrowed, op, prescale_factor, postscale_factor, members)
     finally:
         if not name:
-            world.return_name("allreduce", borrowed)
+            world.return_name(kind, borrowed)
 
 
 def grouped_allreduce_async(
@@ -156,11 +169,11 @@ def grouped_allreduce_async(
 ) -> int:
     """Starts :func:`grouped_allreduce` without compression; returns one handle, whose result is the list."""
     op = allreduce_op(op, average)
-    check_process_set(process_set)
-    name = name or basics.world().new_name("grouped_allreduce")
+    members = set_id(process_set)
+    name = name or new_name("grouped_allreduce", members)
     return handles.add(
         collectives.grouped_allreduce(
-            adapter, list(tensors), name, op, prescale_factor, postscale_factor, in_place=False
+            adapter, list(tensors), name, op, prescale_factor, postscale_factor, in_place=False, process_set=members
         )
     )
 
@@ -176,11 +189,11 @@ def grouped_allreduce_async_(
 ) -> int:
     """Starts :func:`grouped_allreduce_`; returns one handle, whose result is the list."""
     op = allreduce_op(op, average)
-    check_process_set(process_set)
-    name = name or basics.world().new_name("grouped_allreduce")
+    members = set_id(process_set)
+    name = name or new_name("grouped_allreduce", members)
     return handles.add(
         collectives.grouped_allreduce(
-            adapter, list(tensors), name, op, prescale_factor, postscale_factor, in_place=True
+            adapter, list(tensors), name, op, prescale_factor, postscale_factor, in_place=True, process_set=members
         )
     )
 
@@ -197,18 +210,26 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """As :func:`allreduce`, for a list of tensors that are reduced as one unit. Differentiable."""
     op = allreduce_op(op, average)
-    check_process_set(process_set)
+    members = set_id(process_set)
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
 
     def run(name: str) -> Sequence[torch.Tensor]:
         if any(isinstance(tensor, torch.Tensor) and autograd.wanted(tensor) for tensor in compressed):
-            return autograd.GroupedAllreduce.apply(name, op, prescale_factor, postscale_factor, *compressed)
+            return autograd.GroupedAllreduce.apply(name, op, prescale_factor, postscale_factor, members, *compressed)
         return collectives.grouped_allreduce(
-            adapter, compressed, name, op, prescale_factor, postscale_factor, in_place=False, wake=False
+            adapter,
+            compressed,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            in_place=False,
+            wake=False,
+            process_set=members,
         ).wait()
 
-    reduced = now("grouped_allreduce", name, run)
+    reduced = now("grouped_allreduce", name, run, members)
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
@@ -223,22 +244,30 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """As :func:`grouped_allreduce`, in place and not differentiable; returns the list."""
     op = allreduce_op(op, average)
-    check_process_set(process_set)
+    members = set_id(process_set)
     tensors = list(tensors)
 
     def run(name: str) -> list[torch.Tensor]:
         return collectives.grouped_allreduce(
-            adapter, tensors, name, op, prescale_factor, postscale_factor, in_place=True, wake=False
+            adapter,
+            tensors,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            in_place=True,
+            wake=False,
+            process_set=members,
         ).wait()
 
-    return now("grouped_allreduce", name, run)
+    return now("grouped_allreduce", name, run, members)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Starts :func:`allgather`; returns a handle."""
-    check_process_set(process_set)
-    name = name or basics.world().new_name("allgather")
-    pending = collectives.allgather(adapter, tensor, name)
+    members = set_id(process_set)
+    name = name or new_name("allgather", members)
+    pending = collectives.allgather(adapter, tensor, name, process_set=members)
     gather = pending.finish
     assert gather is not None
     pending.finish = lambda ended: gather(ended)[0]
@@ -254,34 +283,34 @@ def allgather(
         tensor: of any dtype that the engine knows; dimension 0 may differ between ranks, the others may not. A scalar
             counts as one element.
         name: name of the operation, the same on all ranks.
-        process_set: the global one.
+        process_set: among which ranks; by default among all.
     """
-    check_process_set(process_set)
+    members = set_id(process_set)
 
     def run(name: str) -> torch.Tensor:
         if isinstance(tensor, torch.Tensor) and autograd.wanted(tensor):
-            return autograd.Allgather.apply(tensor, name)
-        return collectives.allgather(adapter, tensor, name, wake=False).wait()[0]
+            return autograd.Allgather.apply(tensor, name, members)
+        return collectives.allgather(adapter, tensor, name, wake=False, process_set=members).wait()[0]
 
-    return now("allgather", name, run)
+    return now("allgather", name, run, members)
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts :func:`broadcast`; returns a handle."""
-    check_process_set(process_set)
-    name = name or basics.world().new_name("broadcast")
-    return handles.add(collectives.broadcast(adapter, tensor, name, root_rank, in_place=False))
+    members = set_id(process_set)
+    name = name or new_name("broadcast", members)
+    return handles.add(collectives.broadcast(adapter, tensor, name, root_rank, in_place=False, process_set=members))
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts :func:`broadcast_`; returns a handle."""
-    check_process_set(process_set)
-    name = name or basics.world().new_name("broadcast")
-    return handles.add(collectives.broadcast(adapter, tensor, name, root_rank, in_place=True))
+    members = set_id(process_set)
+    name = name or new_name("broadcast", members)
+    return handles.add(collectives.broadcast(adapter, tensor, name, root_rank, in_place=True, process_set=members))
 
 
 def broadcast(
@@ -293,34 +322,38 @@ def broadcast(
         tensor: of any dtype that the engine knows, of the same shape and dtype on all ranks.
         root_rank: whose tensor it is.
         name: name of the operation, the same on all ranks.
-        process_set: the global one.
+        process_set: among which ranks; by default among all.
     """
-    check_process_set(process_set)
+    members = set_id(process_set)
 
     def run(name: str) -> torch.Tensor:
         if isinstance(tensor, torch.Tensor) and autograd.wanted(tensor):
-            return autograd.Broadcast.apply(tensor, root_rank, name)
-        return collectives.broadcast(adapter, tensor, name, root_rank, in_place=False, wake=False).wait()
+            return autograd.Broadcast.apply(tensor, root_rank, name, members)
+        return collectives.broadcast(
+            adapter, tensor, name, root_rank, in_place=False, wake=False, process_set=members
+        ).wait()
 
-    return now("broadcast", name, run)
+    return now("broadcast", name, run, members)
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """As :func:`broadcast`, in place and not differentiable; returns the tensor."""
-    check_process_set(process_set)
+    members = set_id(process_set)
 
     def run(name: str) -> torch.Tensor:
-        return collectives.broadcast(adapter, tensor, name, root_rank, in_place=True, wake=False).wait()
+        return collectives.broadcast(
+            adapter, tensor, name, root_rank, in_place=True, wake=False, process_set=members
+        ).wait()
 
-    return now("broadcast", name, run)
+    return now("broadcast", name, run, members)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when all ranks have called it."""
-    check_process_set(process_set)
-    now("barrier", None, collectives.barrier)
+    """Returns when all ranks of the set have called it."""
+    members = set_id(process_set)
+    now("barrier", None, lambda name: collectives.barrier(name, members), members)
 
 
 def join(device: int = -1, average_over: str = "all") -> int:

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from sparkvod.core import basics, collectives, handles
+from sparkvod.core import collectives, handles
 from sparkvod.core.handles import Pending
-from sparkvod.core.ops import check_process_set, reducescatter_op
+from sparkvod.core.ops import reducescatter_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.torch import adapter, autograd
 from sparkvod.torch.compression import Compression
-from sparkvod.torch.names import now
+from sparkvod.torch.names import new_name, now
 
 __all__ = [
     "alltoall",
@@ -66,10 +66,10 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts :func:`alltoall`; returns a handle."""
-    check_process_set(process_set)
+    members = set_id(process_set)
     _check_rows(tensor, "alltoall")
-    name = name or basics.world().new_name("alltoall")
-    pending = collectives.alltoall(adapter, tensor, name, _splits(splits))
+    name = name or new_name("alltoall", members)
+    pending = collectives.alltoall(adapter, tensor, name, _splits(splits), process_set=members)
     if splits is None:
         return handles.add(_then(pending, lambda result: result[0]))
     return handles.add(_then(pending, lambda result: (result[0], torch.tensor(result[1], dtype=torch.int32))))
@@ -88,23 +88,23 @@ def alltoall(
         splits: how many rows go to each rank, a list or a 1-D int32 tensor; together at most the tensor's. None: the
             tensor's rows, which must divide evenly, in equal parts.
         name: name of the operation, the same on all ranks.
-        process_set: the global one.
+        process_set: among which ranks; by default among all.
 
     Returns:
         The received rows in the order of the ranks; with ``splits`` the pair of these and an int32 tensor that says
         how many came from each rank.
     """
-    check_process_set(process_set)
+    members = set_id(process_set)
     _check_rows(tensor, "alltoall")
     rows = _splits(splits)
 
     def run(name: str) -> tuple[torch.Tensor, torch.Tensor]:
         if isinstance(tensor, torch.Tensor) and autograd.wanted(tensor):
-            return autograd.Alltoall.apply(tensor, name, rows)
-        received, counts = collectives.alltoall(adapter, tensor, name, rows, wake=False).wait()
+            return autograd.Alltoall.apply(tensor, name, rows, members)
+        received, counts = collectives.alltoall(adapter, tensor, name, rows, wake=False, process_set=members).wait()
         return received, torch.tensor(counts, dtype=torch.int32)
 
-    result = now("alltoall", name, run)
+    result = now("alltoall", name, run, members)
     return result[0] if splits is None else result
 
 
@@ -117,11 +117,11 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts :func:`reducescatter`, uncompressed; returns a handle."""
-    check_process_set(process_set)
+    members = set_id(process_set)
     _check_rows(tensor, "reducescatter")
-    name = name or basics.world().new_name("reducescatter")
+    name = name or new_name("reducescatter", members)
     pending = collectives.reducescatter(
-        adapter, [tensor], name, reducescatter_op(op), prescale_factor, postscale_factor
+        adapter, [tensor], name, reducescatter_op(op), prescale_factor, postscale_factor, process_set=members
     )
     return handles.add(_then(pending, lambda results: results[0]))
 
@@ -143,7 +143,7 @@ def reducescatter(
         name: name of the operation, the same on all ranks.
         compression: what the tensor is sent as.
         op: ``Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product``.
-        process_set: the global one.
+        process_set: among which ranks; by default among all.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result.
     """
@@ -159,10 +159,10 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts :func:`grouped_reducescatter`, uncompressed; returns one handle, whose result is the list."""
-    check_process_set(process_set)
+    members = set_id(process_set)
     for tensor in tensors:
         _check_rows(tensor, "reducescatter")
-    name = name or basics.world().new_name("grouped_reducescatter")
+    name = name or new_name("grouped_reducescatter", members)
     return handles.add(
         collectives.reducescatter(adapter, list(tensors), name, reducescatter_op(op), prescale_factor, postscale_factor)
     )
@@ -179,7 +179,7 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """As :func:`reducescatter`, for a list of tensors that are reduced as one unit."""
     op = reducescatter_op(op)
-    check_process_set(process_set)
+    members = set_id(process_set)
     for tensor in tensors:
         _check_rows(tensor, "reducescatter")
     pairs = [compression.compress(tensor) for tensor in tensors]
@@ -187,12 +187,12 @@ def grouped_reducescatter(
 
     def run(name: str) -> Sequence[torch.Tensor]:
         if any(isinstance(tensor, torch.Tensor) and autograd.wanted(tensor) for tensor in compressed):
-            return autograd.Reducescatter.apply(name, op, prescale_factor, postscale_factor, *compressed)
+            return autograd.Reducescatter.apply(name, op, prescale_factor, postscale_factor, members, *compressed)
         return collectives.reducescatter(
-            adapter, compressed, name, op, prescale_factor, postscale_factor, wake=False
+            adapter, compressed, name, op, prescale_factor, postscale_factor, wake=False, process_set=members
         ).wait()
 
-    reduced = now("reducescatter", name, run)
+    reduced = now("reducescatter", name, run, members)
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
@@ -200,9 +200,9 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts :func:`grouped_allgather`; returns one handle, whose result is the list."""
-    check_process_set(process_set)
-    name = name or basics.world().new_name("grouped_allgather")
-    pending = collectives.grouped_allgather(adapter, list(tensors), name)
+    members = set_id(process_set)
+    name = name or new_name("grouped_allgather", members)
+    pending = collectives.grouped_allgather(adapter, list(tensors), name, process_set=members)
     return handles.add(_then(pending, lambda results: [gathered for gathered, _ in results]))
 
 
@@ -210,13 +210,13 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """As ``allgather``, for a list of tensors that are gathered as one unit. Differentiable."""
-    check_process_set(process_set)
+    members = set_id(process_set)
     tensors = list(tensors)
 
     def run(name: str) -> list[torch.Tensor]:
         if any(isinstance(tensor, torch.Tensor) and autograd.wanted(tensor) for tensor in tensors):
-            return list(autograd.GroupedAllgather.apply(name, *tensors))
-        gathered = collectives.grouped_allgather(adapter, tensors, name, wake=False).wait()
+            return list(autograd.GroupedAllgather.apply(name, members, *tensors))
+        gathered = collectives.grouped_allgather(adapter, tensors, name, wake=False, process_set=members).wait()
         return [result for result, _ in gathered]
 
-    return now("grouped_allgather", name, run)
+    return now("grouped_allgather", name, run, members)

@@ -157,7 +157,65 @@ def check_join(front: Any) -> None:
     assert front.values(hvd.allreduce(mine, op=hvd.Sum))[0] == n * (n + 1) / 2
 
 
+def check_process_sets(front: Any) -> None:
+    hvd = front.hvd
+    rank, n = hvd.rank(), hvd.size()
+    ranks = [[r, r + 1] for r in range(n - 1) if n > 2] + ([[n - 1]] if n > 1 else [])
+    sets = [hvd.add_process_set(ranks_of) for ranks_of in ranks]
+    for number, ranks_of in zip(sets, ranks, strict=True):
+        assert (number.ranks, number.size(), number.included()) == (ranks_of, len(ranks_of), rank in ranks_of)
+        assert number.rank() == (ranks_of.index(rank) if rank in ranks_of else None)
+    mine = front.tensor(np.full(4, rank + 1.0), "float32")
+    handles = [hvd.allreduce_async(mine, op=hvd.Sum, process_set=s) if s.included() else None for s in sets]
+    for _ in range(2):
+        for members, handle in zip(sets, handles, strict=True):
+            if not members.included():
+                with pytest.raises(ValueError, match="of which this rank is none"):
+                    hvd.allreduce(mine, process_set=members)
+                continue
+            theirs = np.array(members.ranks) + 1.0
+            summed = hvd.synchronize(handle)
+            assert summed is None or front.values(summed)[0] == theirs.sum()
+            np.testing.assert_allclose(front.values(hvd.allreduce(mine, process_set=members)), theirs.mean())
+            np.testing.assert_array_equal(front.values(hvd.allgather(mine, process_set=members)), np.repeat(theirs, 4))
+            root = members.ranks[-1]
+            assert front.values(hvd.broadcast(mine, root, process_set=members))[0] == root + 1
+            scattered = front.values(hvd.reducescatter(mine, op=hvd.Sum, process_set=members))
+            np.testing.assert_array_equal(scattered, np.full(4 // len(theirs), theirs.sum()))
+            received, _ = hvd.alltoall(mine, [1] * len(theirs), process_set=members)
+            np.testing.assert_array_equal(front.values(received), theirs)
+            first, _ = hvd.grouped_allreduce([mine, mine], op=hvd.Max, process_set=members)
+            assert front.values(first)[0] == theirs.max()
+            assert len(front.values(hvd.grouped_allgather([mine], process_set=members)[0])) == 4 * len(theirs)
+            if front.in_place:
+                changed = front.tensor(np.ones(2), "float32")
+                hvd.allreduce_(changed, op=hvd.Sum, process_set=members)
+                assert front.values(changed)[0] == len(theirs)
+            (grad,) = front.gradients(
+                lambda x, members=members: (hvd.allgather(x, process_set=members) * (rank + 1.0)).sum(),
+                [np.ones(2, dtype=np.float32)],
+            )
+            np.testing.assert_allclose(grad, theirs.mean(), rtol=1e-6)
+            hvd.barrier(process_set=members)
+    for again in (range(n), ranks[0] if ranks else [0]):
+        with pytest.raises(ValueError, match="already"):
+            hvd.add_process_set(again)
+    with pytest.raises(ValueError, match=f"rank {n}"):
+        hvd.add_process_set([0, n])
+    for members in sets:
+        assert hvd.remove_process_set(members)
+        assert members.process_set_id is None
+        assert not hvd.remove_process_set(members)
+    assert not hvd.remove_process_set(hvd.global_process_set)
+    hvd.shutdown()
+    static = hvd.ProcessSet([n - 1])
+    hvd.init(process_sets=[static] if n > 1 else None)
+    if static.included():
+        assert front.values(hvd.allreduce(mine, op=hvd.Sum, process_set=static))[0] == n
+
+
 CHECKS = [
+    check_process_sets,
     check_join,
     check_reducescatter,
     check_alltoall,

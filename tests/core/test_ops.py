@@ -41,5 +41,8 @@ def test_process_sets() -> None:
     assert "ranks=[1, 3]" in repr(subset)
     assert global_process_set.ranks is None
     ops.check_process_set(global_process_set)
+    assert ops.set_id(global_process_set) == 0
+    with pytest.raises(ValueError, match=r"\[1, 3\].*add_process_set"):
+        ops.set_id(subset)
     with pytest.raises(ValueError, match=r"\[1, 3\].*global"):
         ops.check_process_set(subset)

@@ -253,7 +253,7 @@ class Builtin : public Backend {
 
   std::vector<int64_t> OfThisHost(const std::vector<int64_t>& by_rank) const {
     std::vector<int64_t> local;
-    for (const int r : comm_->world().topology.local_ranks)
+    for (const int r : comm_->topology().local_ranks)
       local.push_back(by_rank[static_cast<size_t>(r)]);
     return local;
   }
