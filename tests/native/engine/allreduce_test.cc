@@ -161,6 +161,7 @@ TEST(AllreduceIsExact) {
           if (!Full() && size != 2 && size != 3 && dtype != DType::kFloat32) continue;
           for (size_t count : {0, 1, 7, 1003, 20000, 300001}) {
             if (!Full() && count > 20000 && (dtype != DType::kFloat32 || size > 3)) continue;
+            if (!Full() && dtype != DType::kFloat32 && (count == 0 || count == 7)) continue;
             for (ReduceOp op : kOps) {
               if (!Supported(dtype, op) || (!Full() && !Sampled(size, dtype, op))) continue;
               for (Place place : {Place::kInPlace, Place::kApart, Place::kEngine})

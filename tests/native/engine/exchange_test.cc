@@ -74,12 +74,14 @@ void CheckReducescatter(Engine& engine, int64_t rows, int64_t width, bool in_eng
 TEST(ReducescatterOfUnequalShares) {
   for (const Kind& kind : Kinds())
     for (int size : kSizes)
-      RunWorld(kind, size, [](Engine& engine, int) {
+      RunWorld(kind, size, [size](Engine& engine, int) {
         for (int64_t rows : {0, 1, 2, 7, 1003})
-          for (int64_t width : {1, 0, 5, 130})
+          for (int64_t width : {1, 0, 5, 130}) {
+            if (!Full() && size == 8 && width != 5) continue;
             for (bool in_engine : {false, true})
               for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMax})
                 CheckReducescatter(engine, rows, width, in_engine, op);
+          }
         CheckReducescatter(engine, 1003, 130, false, ReduceOp::kSum, 2);
         CheckReducescatter(engine, 11, 1, true, ReduceOp::kSum, 0.5);
         for (int turn = 0; turn < 3;
@@ -109,6 +111,7 @@ TEST(AlltoallOfUnequalSplits) {
         for (int turn = 0; turn < 2; ++turn)
           for (int pattern = 0; pattern < 4; ++pattern)
             for (int64_t width : {1, 3, 24}) {
+              if (!Full() && size == 8 && width != 3) continue;
               std::vector<int32_t> in, expected;
               Request request = RequestOf("a" + std::to_string(width), Collective::kAlltoall, {});
               const auto value = [](int q, int r, int64_t i) {
