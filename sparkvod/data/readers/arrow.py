@@ -5,15 +5,23 @@ is divided into slots; a slot holds one window of one lane shuffled as it was de
 of steps is made by one index array, computed from the lanes' cuts, and one ``take`` per array. (Shuffling in that
 ``take`` instead, with one copy less, was tried: it is slower, because a window's rows come from all over it.)
 
-Memory: two windows per lane (the one being read and the next), each of two row groups, or of more when all of them
-together are small; and the blocks that are on their way to the training loop. Row groups larger than those that we
-write are decoded part by part, and a window takes parts instead; unless there are so few that the shuffle would suffer.
+While a block is made, threads fetch, decode and shuffle each lane's next window into its slot: one thread for local
+files, for it is a core that is wanted, and :data:`REMOTE_THREADS` for others, which make the reader wait.
+
+Memory: two windows per lane (the one being read and the next), each of one row group, or of more when all of them
+together are small, and of remote files at least as many windows in all as there are threads; what the threads have
+decoded and not yet shuffled; and the blocks that are on their way to the training loop. Row groups larger than those
+that we write are decoded part by part, and a window takes parts instead; unless there are so few that the shuffle would
+suffer.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +29,11 @@ import numpy as np
 from sparkvod import log
 from sparkvod.data import order
 from sparkvod.data.dataset import Dataset
+from sparkvod.data.readers.ahead import ReadAhead, Task
+from sparkvod.data.readers.arena import Arena, parts_of
 from sparkvod.data.readers.decode import Decoder
 from sparkvod.data.readers.reader import Batch, Reader
-from sparkvod.data.schema import Column, row_nbytes
+from sparkvod.data.schema import row_nbytes
 
 WINDOW_GROUPS = 1
 """Row groups of a lane that are shuffled together."""
@@ -35,6 +45,8 @@ PART_BYTES = 4 << 20
 """Bytes of the parts of groups that are at least twice as large."""
 MANY_GROUPS = 16
 """Row groups from which on large ones are cut into parts."""
+REMOTE_THREADS = 8
+"""Windows that are fetched at once from files that are not on this machine."""
 
 _log = log.get("data")
 
@@ -56,95 +68,13 @@ class _Stream(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A window in the arena: its rows of the lane, its slot, and the row of the arena where it begins."""
+    """A window in the arena: its rows of the lane, its slot, the row of the arena where it begins, and who loads it."""
 
     start: int
     end: int
     slot: int
     base: int
-
-
-class _Part(NamedTuple):
-    """Columns that share an array: scalars of one dtype, [columns, rows], or one column of vectors, [rows, *shape]."""
-
-    numbers: list[int]
-    names: list[str]
-    scalars: bool
-    dtype: str
-    shape: tuple[int, ...]
-
-    def empty(self, rows: int) -> np.ndarray:
-        """Returns a new array for so many rows."""
-        return np.empty((len(self.numbers), rows) if self.scalars else (rows, *self.shape), self.dtype)
-
-
-def _parts_of(columns: Sequence[Column]) -> list[_Part]:
-    """Returns how columns share arrays."""
-    scalars: dict[str, _Part] = {}
-    parts: list[_Part] = []
-    for number, column in enumerate(columns):
-        part = None if column.shape else scalars.get(column.dtype)
-        if part is None:
-            part = _Part([], [], not column.shape, column.dtype, column.shape)
-            parts.append(part)
-            if part.scalars:
-                scalars[column.dtype] = part
-        part.numbers.append(number)
-        part.names.append(column.name)
-    return parts
-
-
-class _Arena:
-    """Slots of ``slot_rows`` rows in the arrays of the parts. Pages that were never written cost nothing."""
-
-    def __init__(self, parts: Sequence[_Part], slot_rows: int, slots: int) -> None:
-        self._parts, self.slot_rows = parts, slot_rows
-        self._free = list(range(slots))[::-1]
-        self._slots = slots
-        self.arrays = [part.empty(slots * slot_rows) for part in parts]
-
-    def write(
-        self, begin: int, end: int, pieces: Sequence[Sequence[np.ndarray]], permutation: np.ndarray | None
-    ) -> None:
-        """Writes rows from the arrays of all columns of some pieces, shuffled, while they are in the cache."""
-        columns = pieces[0] if len(pieces) == 1 else [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
-        for part, array in zip(self._parts, self.arrays, strict=True):
-            targets = array[:, begin:end] if part.scalars else [array[begin:end]]
-            for number, target in zip(part.numbers, targets, strict=True):
-                if permutation is None:
-                    target[:] = columns[number]
-                else:
-                    columns[number].take(permutation, axis=0, out=target, mode="clip")
-
-    def gather(self, part: int, index: np.ndarray) -> np.ndarray:
-        """Returns a new array of a part's rows."""
-        of = self._parts[part]
-        made = of.empty(len(index))
-        # mode="clip" lets numpy write into out= directly; with "raise" it goes through a copy.
-        self.arrays[part].take(index, axis=int(of.scalars), out=made, mode="clip")
-        return made
-
-    def take(self) -> int:
-        """Returns a free slot; when there is none the arena is doubled (a step that spans more than two windows)."""
-        if not self._free:
-            grown = _Arena(self._parts, self.slot_rows, 2 * self._slots)
-            rows = self._slots * self.slot_rows
-            for part, old, new in zip(self._parts, self.arrays, grown.arrays, strict=True):
-                (new[:, :rows] if part.scalars else new[:rows])[:] = old
-            self._free = list(range(self._slots, 2 * self._slots))[::-1]
-            self._slots, self.arrays = grown._slots, grown.arrays
-        return self._free.pop()
-
-    def give_back(self, slot: int) -> None:
-        """Makes a slot free for the next window."""
-        self._free.append(slot)
-
-    def fits(self, slot_rows: int, slots: int) -> bool:
-        """Tells whether the arena can serve another epoch; then it is emptied."""
-        if self.slot_rows < slot_rows or self._slots < slots:
-            return False
-        self._free = list(range(self._slots))[::-1]
-        return True
+    task: Task
 
 
 class _Lane:
@@ -152,6 +82,7 @@ class _Lane:
 
     def __init__(self, windows: list[_Window]) -> None:
         self.pending = windows[::-1]
+        self.rows = windows[-1].end if windows else 0
         self.held: list[_Held] = []
         self.stream: _Stream | None = None
         self.reach = self._reach()
@@ -161,7 +92,7 @@ class _Lane:
         ends = [held.end for held in self.held] + [window.end for window in self.pending[:-3:-1]]
         return ends[1] if len(ends) > 1 else sys.maxsize
 
-    def release(self, begin: int, arena: _Arena) -> None:
+    def release(self, begin: int, arena: Arena) -> None:
         """Gives back the windows that end before row ``begin``."""
         while self.held and self.held[0].end <= begin:
             arena.give_back(self.held.pop(0).slot)
@@ -183,16 +114,19 @@ class ArrowReader(Reader):
     ) -> None:
         super().__init__(dataset, columns, batch_size, rank, num_proc, shuffle, seed)
         self._decoder = Decoder(dataset, self.columns)
-        self._shared = _parts_of(self.columns)
+        self._shared = parts_of(self.columns)
         self._names = [column.name for column in self.columns]
         self._shuffler = order.Shuffler()
         self._row_nbytes = row_nbytes(self.columns)
-        self._spare: _Arena | None = None
+        self._spare: Arena | None = None
+        self._lock = threading.Lock()
+        self._running: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
         groups = int(np.count_nonzero(dataset.groups[:, 2]))
         self._parts = np.ones(len(dataset.groups), dtype=np.int64)
         if groups >= MANY_GROUPS:
             wanted = np.minimum(dataset.groups[:, 3] // PART_BYTES, dataset.groups[:, 2])
             self._parts = np.maximum(wanted, self._parts)
+        self._any_parts = bool((self._parts > 1).any())
         if rank == 0 and groups < num_proc:
             _log.warning(
                 "%s has %d row groups for %d ranks, so some ranks have nothing to read; write smaller row groups, or "
@@ -210,7 +144,9 @@ class ArrowReader(Reader):
         return self._read(epoch, start_step)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Ends the threads and closes the files."""
+        for ahead in list(self._running):
+            ahead.close()
         self._decoder.close()
         self._spare = None
 
@@ -222,17 +158,29 @@ class ArrowReader(Reader):
         lanes = order.lanes_of(self.rank, self.num_proc)
         mine = {number: _Lane(self._windows(dealt[number], int(begin[number]))) for number in lanes}
         slot_rows = max([w.end - w.start for lane in mine.values() for w in lane.pending], default=1)
+        threads = REMOTE_THREADS if self._decoder.remote else 1
+        depth = 1 - (threads // -max(len(mine), 1))
         # An iterator takes the last one's arena, whose pages are there already, unless that is still in use.
         arena, self._spare = self._spare, None
-        if arena is None or not arena.fits(slot_rows, 2 * len(mine)):
-            arena = _Arena(self._shared, slot_rows, 2 * len(mine))
+        if arena is None or not arena.fits(slot_rows, depth * len(mine)):
+            arena = Arena(self._shared, slot_rows, depth * len(mine))
+        ahead = ReadAhead(threads)
+        self._running.add(ahead)
         try:
-            yield from self._blocks(epoch, step, lane_rows, mine, arena)
+            yield from self._blocks(epoch, step, lane_rows, mine, arena, ahead, depth)
         finally:
-            self._spare = arena
+            if ahead.close():
+                self._spare = arena
 
     def _blocks(
-        self, epoch: int, step: int, lane_rows: np.ndarray, mine: dict[int, _Lane], arena: _Arena
+        self,
+        epoch: int,
+        step: int,
+        lane_rows: np.ndarray,
+        mine: dict[int, _Lane],
+        arena: Arena,
+        ahead: ReadAhead,
+        depth: int,
     ) -> Iterator[Batch]:
         """Yields the batches from ``step`` on, block by block."""
         lanes = order.lanes_of(self.rank, self.num_proc)
@@ -246,7 +194,8 @@ class ArrowReader(Reader):
             reach = np.array([lane.reach for lane in mine.values()])
             steps = max(1, int((cuts <= reach).all(axis=1)[1:].sum()))
             cuts, positions = cuts[: steps + 1], positions[: steps + 1]
-            places = self._places(mine, arena, cuts, epoch)
+            self._load(epoch, mine, cuts, arena, ahead, depth)
+            places = self._places(mine, cuts)
             low, high = order.share(np.diff(cuts, axis=0), step, self.rank, self.num_proc)
             yield from self._batches(arena, places, cuts, low, high, np.diff(positions))
             step += steps
@@ -260,10 +209,11 @@ class ArrowReader(Reader):
         ends = np.concatenate([[0], np.cumsum(borders[1] - borders[0])])
         nbytes = self.dataset.groups[groups, 3] // self._parts[groups]
         found = order.windows(nbytes, WINDOW_GROUPS, SMALL_WINDOW)
+        pieces, rows = np.stack([groups, part], axis=1), ends.tolist()
         return [
-            _Window(int(ends[first]), int(ends[end]), np.stack([groups[first:end], part[first:end]], axis=1), number)
+            _Window(rows[first], rows[end], pieces[first:end], number)
             for number, (first, end) in enumerate(found)
-            if ends[end] > begin
+            if rows[end] > begin
         ]
 
     def _borders(self, groups: np.ndarray, part: np.ndarray) -> np.ndarray:
@@ -271,37 +221,76 @@ class ArrowReader(Reader):
         border: np.ndarray = self.dataset.groups[groups, 2] * part // self._parts[groups]
         return border
 
-    def _places(self, lanes: dict[int, _Lane], arena: _Arena, cuts: np.ndarray, epoch: int) -> np.ndarray:
-        """Returns where in the arena the lanes' rows between the first and the last cut are, lane after lane."""
-        parts = []
+    def _load(
+        self, epoch: int, lanes: dict[int, _Lane], cuts: np.ndarray, arena: Arena, ahead: ReadAhead, depth: int
+    ) -> None:
+        """Sees to it that the lanes' rows up to the last cut are in the arena, and that what comes next will be."""
+        tasks: list[Task] = []
+        needed: list[Task] = []
         for (number, lane), start, end in zip(lanes.items(), cuts[0].tolist(), cuts[-1].tolist(), strict=True):
             while (lane.held[-1].end if lane.held else start) < end:
-                lane.held.append(self._load(number, lane, lane.pending.pop(), arena, epoch))
+                if arena.full:
+                    # A step that spans more windows than there are slots for: others' arrays are about to be replaced.
+                    ahead.finish([held.task for lane in lanes.values() for held in lane.held])
+                tasks.append(self._begin(epoch, number, lane, arena))
+            needed += [held.task for held in lane.held if held.start < end]
+        room = [(number, lane) for number, lane in lanes.items() if lane.pending and len(lane.held) < depth]
+        # Not for every window that becomes free, since a thread may have to be started.
+        if 2 * len(room) >= len(lanes):
+            due = [
+                (window.start / lane.rows, number)
+                for number, lane in room
+                for window in lane.pending[: len(lane.held) - depth - 1 : -1]
+            ]
+            tasks += [self._begin(epoch, number, lanes[number], arena) for _, number in sorted(due)]
+        if tasks:
+            ahead.submit(tasks)
+        ahead.finish(needed)
+
+    def _begin(self, epoch: int, number: int, lane: _Lane, arena: Arena) -> Task:
+        """Returns the task that will load a lane's next window, for which a slot is taken."""
+        window = lane.pending.pop()
+        slot = arena.take()
+        base = slot * arena.slot_rows
+        # The parts of a group are decoded one after the other.
+        parted = self._any_parts and lane.held and (self._parts[window.pieces[:, 0]] > 1).any()
+        task = Task(
+            partial(self._fill, epoch, number, lane, window, arena, base), lane.held[-1].task if parted else None
+        )
+        lane.held.append(_Held(window.start, window.end, slot, base, task))
+        return task
+
+    def _fill(self, epoch: int, number: int, lane: _Lane, window: _Window, arena: Arena, base: int) -> None:
+        """Decodes a window and writes it, shuffled, to row ``base`` of the arena; in any thread."""
+        rows = window.end - window.start
+        decoded = [self._decode(lane, group, part) for group, part in window.pieces.tolist()]
+        permutation = None
+        if self.shuffle:
+            with self._lock:
+                permutation = self._shuffler.permutation(rows, self.seed, epoch, 2, number, window.number)
+        arena.write(base, base + rows, decoded, permutation)
+
+    def _places(self, lanes: dict[int, _Lane], cuts: np.ndarray) -> np.ndarray:
+        """Returns where in the arena the lanes' rows between the first and the last cut are, lane after lane."""
+        parts = []
+        for lane, start, end in zip(lanes.values(), cuts[0].tolist(), cuts[-1].tolist(), strict=True):
             for held in lane.held:
                 if held.start < end and held.end > start:
                     offset = held.base - held.start
                     parts.append(np.arange(max(start, held.start) + offset, min(end, held.end) + offset))
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def _load(self, number: int, lane: _Lane, window: _Window, arena: _Arena, epoch: int) -> _Held:
-        slot = arena.take()
-        base, rows = slot * arena.slot_rows, window.end - window.start
-        decoded = [self._decode(lane, group, part) for group, part in window.pieces.tolist()]
-        permutation = None
-        if self.shuffle:
-            permutation = self._shuffler.permutation(rows, self.seed, epoch, 2, number, window.number)
-        arena.write(base, base + rows, decoded, permutation)
-        return _Held(window.start, window.end, slot, base)
-
     def _decode(self, lane: _Lane, group: int, part: int) -> list[np.ndarray]:
         """Returns the arrays of a piece: a group, or the next part of a large one, which is decoded as a stream."""
         if self._parts[group] == 1:
-            self.decoded += 1
+            with self._lock:
+                self.decoded += 1
             return self._decoder.decode(group)
         if lane.stream is None or lane.stream.group != group:
             parts = np.arange(self._parts[group] + 1)
             sizes = np.diff(self._borders(np.full(len(parts), group), parts)).tolist()
-            self.decoded += 1
+            with self._lock:
+                self.decoded += 1
             lane.stream = _Stream(group, self._decoder.stream(group, sizes))
             for _ in range(part):
                 next(lane.stream.pieces)
@@ -309,7 +298,7 @@ class ArrowReader(Reader):
 
     def _batches(
         self,
-        arena: _Arena,
+        arena: Arena,
         places: np.ndarray,
         cuts: np.ndarray,
         low: np.ndarray,
