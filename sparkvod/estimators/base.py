@@ -228,9 +228,9 @@ class EstimatorBase(TableParams, Saved, Estimator):
             )
         self._check_given()
         payload = self._pack()
-        launcher = self.value("backend") or SparkLauncher(
-            self.value("num_proc"), verbose=self.value("verbose"), spark=spark, **self._mailbox(spark)
-        )
+        launcher = self.value("backend") or SparkLauncher(self.value("num_proc"), verbose=self.value("verbose"))
+        if isinstance(launcher, SparkLauncher) and spark is not None:
+            launcher = launcher.with_defaults(spark=spark, **self._mailbox(spark))
         launcher.num_processes()
         return launcher, payload
 

@@ -215,9 +215,12 @@ class Job:
         for failure in _spark_worker.decode(text):
             self._failures[failure.rank] = failure  # with its exception, which a shared mailbox does not bring
         lost = _LOST.search(text)
-        if self._failures and not lost:
+        ended = self._lost(text, lost) if lost else []
+        # Of a lost executor Spark says no rank, which those that noticed will know.
+        if (self._failures and not lost) or any(f.rank < 0 for f in ended):
             self._await_cause()
-        failures = [*self._failures.values(), *(self._lost(text, lost) if lost else [])]
+            ended = self._lost(text, lost) if lost else []
+        failures = [*self._failures.values(), *ended]
         if failures:
             return blame(failures).error()
         if refused := _REFUSED.search(text):

@@ -7,6 +7,7 @@ failing task ends the job at once and is never repeated by Spark.
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 import shutil
@@ -162,6 +163,14 @@ class SparkLauncher(Launcher):
         options = {**self._options, **({"on_event": on_event} if on_event else {})}
         env = {**self._env, **(env or {})}
         return run(fn, args, kwargs, self._num_proc, env=env, verbose=self._verbose, **options)
+
+    def with_defaults(self, **options: Any) -> SparkLauncher:
+        """Returns this launcher with further arguments of :func:`run`, where none were given."""
+        if "mailbox" in self._options:
+            options = {name: value for name, value in options.items() if not name.startswith("mailbox")}
+        made = copy.copy(self)
+        made._options = {**options, **self._options}
+        return made
 
     def num_processes(self) -> int:
         """Returns the number of ranks; checks that the session can run them at once."""

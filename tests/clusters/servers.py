@@ -14,6 +14,7 @@ import tarfile
 import time
 import venv
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,19 @@ CONF = {
     "spark.executor.extraJavaOptions": JAVA_OPTIONS,
 }
 _DRIVER_SECONDS = 150
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process of a cluster runs: its address, what comes before its command, and more environment."""
+
+    address: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Returns the environment of what runs there."""
+        return environment(SPARK_LOCAL_IP=self.address, **self.more, **more)
 
 
 def spark_home() -> Path:
@@ -102,22 +116,22 @@ def drive(folder: Path, steps: Sequence[str], conf: Mapping[str, str], submit: S
 
 
 @contextlib.contextmanager
-def standalone(folder: Path, workers: int = 2) -> Iterator[str]:
-    """A standalone cluster of workers with one core each, on this host; yields its url."""
+def standalone(folder: Path, places: Sequence[Place] = (Place(), Place())) -> Iterator[str]:
+    """A standalone cluster with a worker of one core in each place, and the master in the first; yields its url."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    url = f"spark://127.0.0.1:{port}"
+    port, first = free_port(), places[0]
+    url = f"spark://{first.address}:{port}"
     deploy = "org.apache.spark.deploy"
     ui = ["--webui-port", "0"]
     with contextlib.ExitStack() as stack:
-        master = [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), *ui]
-        log = stack.enter_context(_spark_class(folder / "master.log", master))
+        master = [f"{deploy}.master.Master", "--host", first.address, "--port", str(port), *ui]
+        log = stack.enter_context(_spark_class(folder / "master.log", master, place=first))
         _await(log, "I have been elected leader")
-        for number in range(workers):
-            worker = [f"{deploy}.worker.Worker", "--host", "127.0.0.1", "-c", "1", "-m", "1g", *ui]
+        for number, place in enumerate(places):
+            worker = [f"{deploy}.worker.Worker", "--host", place.address, "-c", "1", "-m", "1g", *ui]
             worker += ["-d", str(folder / f"work-{number}"), url]
-            stack.enter_context(_spark_class(folder / f"worker-{number}.log", worker))
-        _await(log, "Registering worker", workers)
+            stack.enter_context(_spark_class(folder / f"worker-{number}.log", worker, place=place))
+        _await(log, "Registering worker", len(places))
         yield url
 
 
@@ -137,13 +151,13 @@ def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _spark_class(log: Path, arguments: list[str], memory: str = "256m") -> Iterator[Path]:
+def _spark_class(log: Path, arguments: list[str], memory: str = "256m", place: Place = Place()) -> Iterator[Path]:
     """Runs a class of Spark's; ends it and all that it started."""
     with open(log, "wb") as file:
         process = subprocess.Popen(
-            [str(spark_home() / "bin" / "spark-class"), *arguments],
+            [*place.prefix, str(spark_home() / "bin" / "spark-class"), *arguments],
             cwd=log.parent,
-            env=environment(SPARK_DAEMON_JAVA_OPTS=JAVA_OPTIONS, SPARK_DAEMON_MEMORY=memory),
+            env=place.environment(SPARK_DAEMON_JAVA_OPTS=JAVA_OPTIONS, SPARK_DAEMON_MEMORY=memory),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -1,14 +1,10 @@
-"""Two hosts on one kernel: network namespaces joined by a cable of their own, two ranks on each.
-
-Needs root and iproute2. What is made is named after this process, and goes with the test.
-"""
+"""The engine on two hosts, which are network namespaces joined by a cable of their own: two ranks on each."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -18,73 +14,22 @@ from typing import Any
 
 import pytest
 
-from tests.clusters import namespace_script
+from tests.clusters import namespace_script, namespaces
+from tests.clusters.namespaces import HOSTS, Hosts
 
 pytest.importorskip("sparkvod._native", reason="the engine is not built")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("no_leaks")]
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(namespace_script.__file__)
-HOSTS = ("north", "south")
-ADDRESSES = {4: ("10.213.7.1", "10.213.7.2"), 6: ("fd00:213:7::1", "fd00:213:7::2")}
 KNOB = 3.0  # SPARKVOD_COLLECTIVE_TIMEOUT, seconds
 BYTES = 4 * namespace_script.LARGE
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
-
-
-class Hosts:
-    """Two network namespaces and the cable between them."""
-
-    def __init__(self, family: int) -> None:
-        self.addresses = ADDRESSES[family]
-        self.names = [f"sv{os.getpid()}-{host}" for host in HOSTS]
-        self.interfaces = [f"sv{os.getpid() % 10**7}n", f"sv{os.getpid() % 10**7}s"]
-        self._family = family
-
-    def __str__(self) -> str:
-        return f"IPv{self._family}"
-
-    def make(self) -> None:
-        for name in self.names:
-            ip("netns", "add", name)
-        ip("link", "add", self.interfaces[0], "type", "veth", "peer", "name", self.interfaces[1])
-        for name, interface, address in zip(self.names, self.interfaces, self.addresses, strict=True):
-            ip("link", "set", interface, "netns", name)
-            if self._family == 6:
-                ip("-n", name, "address", "add", f"{address}/64", "dev", interface, "nodad")
-            else:
-                ip("-n", name, "address", "add", f"{address}/24", "dev", interface)
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", interface, "up")
-
-    def cut(self) -> None:
-        """Pulls the cable."""
-        ip("-n", self.names[1], "link", "set", self.interfaces[1], "down")
-
-    def remove(self) -> None:
-        for name in self.names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20)
-        subprocess.run(["ip", "link", "delete", self.interfaces[0]], capture_output=True, timeout=20)
-
-
 @pytest.fixture(params=[4, 6], ids=["IPv4", "IPv6"])
 def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
-    if os.geteuid() != 0 or not shutil.which("ip"):
-        pytest.skip("network namespaces need root and the command ip (Debian: iproute2)")
-    made = Hosts(request.param)
-    try:
-        try:
-            made.make()
-        except subprocess.CalledProcessError as e:
-            pytest.skip(f"no network namespaces can be made here: {e.stderr.decode().strip()}")
+    with namespaces.hosts(request.param) as made:
         yield made
-    finally:
-        made.remove()
-    left = set(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else set()
-    assert not left & set(made.names)
 
 
 class World:

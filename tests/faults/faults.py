@@ -69,6 +69,11 @@ def errors(folder: Path) -> dict[int, dict[str, Any]]:
     return {int(path.name.split("-")[1]): json.loads(path.read_text()) for path in folder.glob("error-*")}
 
 
+def of_rank(folder: Path, rank: int) -> list[int]:
+    """Returns the processes that one rank has run in."""
+    return [int(path.name.split("-")[2]) for path in folder.glob(f"pid-{rank}-*")]
+
+
 def busy(folder: Path) -> list[int]:
     """Returns the ranks' processes that still hold something of the engine or stand still."""
     left = []

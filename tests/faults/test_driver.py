@@ -37,7 +37,7 @@ def steps(folder: Path) -> list[tuple[int, int]]:
 
 
 @pytest.mark.timeout(150)
-def test_a_killed_driver_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_driver_goes_on_where_it_was(tmp_path: Path, fault_table: list[tuple[str, str, str, str]]) -> None:
     driver = start(tmp_path)
     below: list[psutil.Process] = []
     try:
@@ -49,11 +49,19 @@ def test_a_killed_driver_goes_on_where_it_was(tmp_path: Path) -> None:
         below = psutil.Process(driver.pid).children(recursive=True)
     finally:
         driver.send_signal(signal.SIGKILL)
+        at = time.monotonic()
         driver.wait()
     ranks = {int(path.name.split("-")[2]) for path in tmp_path.glob("pid-*")}
     assert ranks <= {process.pid for process in below}
-    _, alive = psutil.wait_procs(below, timeout=10)
+    ended: list[float] = []  # of the workers
+    _, alive = psutil.wait_procs(
+        below, timeout=10, callback=lambda p: ended.append(time.monotonic() - at) if p.pid in ranks else None
+    )
     assert not alive, "processes outlive their driver"
+    assert len(ended) == len(ranks) == 2
+    gone = " ".join(f"{seconds:.2f}" for seconds in sorted(ended))
+    fault_table.append(("the driver is killed (SIGKILL)", gone, "-", "its workers ended; a second driver went on"))
+    assert max(ended) < 3
     seen = len(steps(tmp_path))
     assert seen < 3 * 19, "the run had ended before its driver was killed"
 

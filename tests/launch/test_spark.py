@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import sparkvod
-from sparkvod.errors import LaunchError, WorkerError, WorkerLostError
+from sparkvod.errors import LaunchError, PeerLostError, WorkerError, WorkerLostError
 from sparkvod.launch import _spark_worker, context
 from sparkvod.launch import spark as launch_spark
 from sparkvod.launch._spark_job import Job
@@ -304,6 +304,35 @@ def test_what_fails_outside_the_function_is_told(spark: Any, monkeypatch: pytest
 def test_what_spark_says_is_made_sense_of(spark: Any, text: str, said: str) -> None:
     job = Job(spark, "fn", 2, 10, None, False, LinePrinter(0), None)
     assert re.search(said, str(job._explain(text))), job._explain(text)
+
+
+@pytest.mark.usefixtures("temporary")
+def test_of_a_lost_executor_those_that_noticed_tell_the_rank(spark: Any, tmp_path: Path) -> None:
+    """Spark says which executor was lost, and the rank that noticed it speaks a moment later."""
+    (box := mailbox.Mailbox(str(tmp_path / "box"))).create()
+    for rank in (0, 1):
+        box.poster(rank).post("started", partition=rank, host=f"host{rank}")
+    job = Job(spark, "fn", 2, 10, box, False, LinePrinter(0), None)
+    job._read()
+    seen = PeerLostError("rank 1 on host1 left during negotiation: its process ended")
+    text = Failure.capture(seen, 0, "host0").to_json()
+    later = threading.Timer(0.3, lambda: box.poster(0).post("failure", failure=text))
+    later.start()
+    told = job._explain("ExecutorLostFailure (executor 1 exited unrelated to the running tasks) worker lost")
+    later.join()
+    assert isinstance(told, WorkerLostError)
+    assert (told.rank, told.host) == (1, "host1")
+    box.close()
+
+
+def test_a_launcher_takes_defaults_where_nothing_was_given() -> None:
+    mine = SparkLauncher(2, {"A": "b"}, start_timeout=5)
+    made = mine.with_defaults(start_timeout=7, mailbox="m", mailbox_options={"o": 1})
+    assert made._options == {"start_timeout": 5, "mailbox": "m", "mailbox_options": {"o": 1}}
+    assert (made._num_proc, made._env, mine._options) == (2, {"A": "b"}, {"start_timeout": 5})
+    # What belongs to one mailbox does not go with another.
+    own = SparkLauncher(mailbox="mine").with_defaults(mailbox="m", mailbox_options={"o": 1})
+    assert own._options == {"mailbox": "mine"}
 
 
 def test_given_streams_get_the_lines_with_their_time(spark: Any) -> None:
