@@ -219,6 +219,32 @@ def test_files_on_s3(s3: dict[str, Any]) -> None:
     assert sorted(ids(open_prepared(remote))) == list(range(100))
 
 
+def test_no_more_is_fetched_from_s3_than_is_read(s3: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    remote = Store.create("s3://bucket/many-groups", storage_options=s3)
+    sink = pa.BufferOutputStream()
+    table = pa.table({"id": np.arange(64 * 4096), "y": np.random.default_rng(0).random(64 * 4096)})
+    pq.write_table(table, sink, row_group_size=4096, use_dictionary=False, compression="none")
+    size = sink.tell()
+    remote.write_bytes(f"{remote.get_train_data_path()}/a.parquet", sink.getvalue().to_pybytes())
+    prepared = open_prepared(remote)
+    fetched: list[int] = []
+    fetch = s3fs.core.S3File._fetch_range
+
+    def counted(file: Any, start: int, end: int) -> Any:
+        fetched.append(end - start)
+        return fetch(file, start, end)
+
+    monkeypatch.setattr(s3fs.core.S3File, "_fetch_range", counted)
+    with open_reader("arrow", prepared.train, ["y"], 256) as reader:
+        assert sum(batch.rows for batch in reader.epoch(0)) == 64 * 4096
+        assert reader.decoded == 64
+    # Half of the file, and its footer for as many threads as found it closed at once.
+    assert sum(fetched) <= size / 2 + 10 * (128 << 10)
+    assert len(fetched) <= 64 + 20
+
+
 def test_prepared_on_s3(spark: Any, s3: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     remote = Store.create("s3://bucket/prepared", storage_options=s3)
     df = spark.range(0, 1000, 1, 3).selectExpr("id", "double(id) as y")

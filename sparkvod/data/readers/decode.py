@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -60,6 +62,7 @@ class Decoder:
         self._lock = threading.Lock()
         self._idle: OrderedDict[int, list[_Handle]] = OrderedDict()
         self._idle_chunks = 0
+        self._metadata: weakref.WeakValueDictionary[int, pq.FileMetaData] = weakref.WeakValueDictionary()
 
     def decode(self, group: int) -> list[np.ndarray]:
         """Decodes a row group.
@@ -194,14 +197,20 @@ class Decoder:
     def _opened(self, number: int, buffer_size: int = 0) -> _Handle:
         path = self._name(number)
         try:
-            source = self._source(path)
-            file = pq.ParquetFile(source, buffer_size=buffer_size, pre_buffer=not self._local and not buffer_size)
+            source = self._source(path, bool(buffer_size))
+            file = pq.ParquetFile(
+                source,
+                metadata=self._metadata.get(number),  # of another thread, which has the file open too
+                buffer_size=buffer_size,
+                pre_buffer=not self._local and not buffer_size,
+            )
         except (*failures(self._fs), pa.ArrowInvalid) as error:
             raise DataError(
                 f"{path} cannot be read ({error}), a Parquet file of the data set was expected; it must be reachable "
                 "from every "
                 "worker: use a store that all of them share, and do not delete prepared data while they are in use"
             ) from error
+        self._metadata[number] = file.metadata
         wanted = set(self._names)
         columns = []
         for index in range(file.metadata.num_columns):
@@ -211,12 +220,16 @@ class Decoder:
                 columns.append(index)
         return _Handle(file, source, columns, file.num_row_groups * file.metadata.num_columns)
 
-    def _source(self, path: str) -> Any:
+    def _source(self, path: str, stream: bool) -> Any:
         if self._local:
             return pa.OSFile(path, "rb")
         if isinstance(self._fs, MemoryFileSystem):
             # Its open files of one path are one object, with one position.
             return pa.BufferReader(self._fs.cat_file(path))
+        if isinstance(self._fs, AsyncFileSystem) and not stream:
+            # Arrow asks for a row group's columns at once. By default an object store's file would fetch five MiB more
+            # each time, of which a reader in random order uses nothing.
+            return self._fs.open(path, "rb", cache_type="none")
         return self._fs.open(path, "rb")
 
     def close(self) -> None:
