@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkvod.data.schema import Column, from_spark
+from sparkvod.data.schema import Column, folding, from_spark
 from sparkvod.errors import DataError
 
 
@@ -47,7 +47,8 @@ def check(
         DataError: a column is missing or has a type that cannot become a tensor, or the validation makes no sense.
     """
     fields = {entry.name: entry.dataType for entry in df.schema.fields}
-    twice = [name for name, count in Counter(entry.name for entry in df.schema.fields).items() if count > 1]
+    fold = folding(df)
+    times = Counter(fold(entry.name) for entry in df.schema.fields)
     labels = _names("label_cols", label_cols)
     if not labels:
         raise DataError("label_cols is empty, at least one column was expected; name the column to predict")
@@ -66,8 +67,10 @@ def check(
     for name in wanted:
         if name not in fields:
             raise _missing(name, list(fields))
-        if name in twice:
-            raise DataError(f"the DataFrame has more than one column {name!r}, one was expected; rename them")
+        if times[fold(name)] > 1:
+            alike = sorted({other for other in fields if fold(other) == fold(name)} - {name})
+            also = f", {', '.join(map(repr, alike))} among them, which Spark takes for the same name" if alike else ""
+            raise DataError(f"the DataFrame has more than one column {name!r}{also}, one was expected; rename them")
     columns = {name: _column(name, fields[name]) for name in wanted if name != split or name in (*features, *labels)}
     if sample_weight_col is not None and columns[sample_weight_col].kind != "scalar":
         raise DataError(f"sample_weight_col {sample_weight_col!r} is a vector, a column of numbers was expected")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -150,6 +151,12 @@ def arrow_field(column: Column) -> pa.Field:
 def quoted(name: str) -> str:
     """Returns a column's name as Spark takes it whole, with the dots in it."""
     return f"`{name.replace('`', '``')}`"
+
+
+def folding(df: Any) -> Callable[[str], str]:
+    """Returns what makes names equal that Spark takes for one: their lower case, unless it is told to tell case."""
+    text = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false"))
+    return str if text.lower() == "true" else str.lower
 
 
 def row_nbytes(columns: list[Column] | tuple[Column, ...]) -> int:

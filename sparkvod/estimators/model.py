@@ -7,6 +7,7 @@ import json
 import math
 import tempfile
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
-from sparkvod.data.schema import quoted
+from sparkvod.data.schema import folding, quoted
 from sparkvod.errors import DataError
 from sparkvod.estimators.columns import Input, require_spark
 from sparkvod.estimators.params import TableParams
@@ -124,7 +125,22 @@ class ModelBase(TableParams, Saved, Model):
                 f"a DataFrame without the feature columns {', '.join(missing)} was found; it has "
                 f"{', '.join(dataset.columns)}"
             )
-        taken = [output.name for output in outputs if output.name in dataset.columns]
+        # Where Spark does not tell case, withColumn would put Y in place of y without a word.
+        fold = folding(dataset)
+        times = Counter(map(fold, dataset.columns))
+        twice = [name for name in features if times[fold(name)] > 1]
+        if twice:
+            raise DataError(
+                f"a DataFrame with more than one feature column {', '.join(twice)} was found, each once was expected; "
+                f"it has {', '.join(dataset.columns)}: rename them"
+            )
+        made = Counter(fold(output.name) for output in outputs)
+        if max(made.values()) > 1:
+            raise DataError(
+                f"the columns {', '.join(output.name for output in outputs)} were to be made, a name of its own for "
+                "each was expected; call setOutputCols"
+            )
+        taken = [name for name in dataset.columns if fold(name) in made]
         if taken:
             raise DataError(
                 f"a DataFrame that already has {', '.join(taken)} was found, another name for the prediction "

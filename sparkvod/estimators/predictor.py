@@ -31,7 +31,8 @@ class Output:
     Attributes:
         name: name of the column.
         tail: shape of the model's output without the rows.
-        dtype: NumPy dtype of the column's numbers; outputs are rounded for whole numbers.
+        dtype: NumPy dtype of the column's numbers; for whole numbers outputs are rounded to the nearest that the
+            dtype has, and NaN is null: a cast would make numbers of them that the model never said.
         is_list: whether the column holds lists of numbers.
         is_vector: whether these become ML vectors.
     """
@@ -54,13 +55,23 @@ class Output:
                 f"the model returned {list(values.shape)} for {rows} rows, [{rows}, {self.width}] was expected, "
                 "as in training"
             )
-        if np.dtype(self.dtype).kind == "i":
-            values = np.rint(values)
-        flat = pa.array(np.ascontiguousarray(values, dtype=self.dtype).reshape(-1))
+        flat = self._numbers(values.reshape(-1))
         if not self.is_list:
             return flat
         offsets = pa.array(np.arange(0, rows * self.width + 1, self.width, dtype=np.int32))
         return pa.ListArray.from_arrays(offsets, flat)
+
+    def _numbers(self, values: np.ndarray) -> pa.Array:
+        """Returns numbers in this column's type."""
+        dtype = np.dtype(self.dtype)
+        if dtype.kind != "i" or values.dtype.kind in "iub" and np.can_cast(values.dtype, dtype):
+            return pa.array(np.ascontiguousarray(values, dtype=dtype))
+        limits, unknown = np.iinfo(dtype), np.isnan(values)
+        rounded = np.rint(values.astype(np.float64)) if values.dtype.kind == "f" else values
+        low, high = rounded <= limits.min, rounded >= limits.max
+        whole = np.where(low | high | unknown, 0, rounded).astype(dtype)
+        whole[low], whole[high] = limits.min, limits.max
+        return pa.array(whole, mask=unknown if unknown.any() else None)
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,7 @@ class Trainer:
             reader = open_reader(task.reader, task.data.train, task.columns, 1, shuffle=False)
             with closing(reader), closing(self._batches(reader, 0, 0, 1)) as batches:  # type: ignore[type-var]
                 self._stand_in = {name: array.copy() for name, array in next(batches).columns.items()}
-        return self._stand_in
+        return {name: array.copy() for name, array in self._stand_in.items()}  # a model may change it in place
 
     def _weighed(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
         """Yields batches with the sums of the ranks' normalisers; those of the next batch are under way meanwhile."""

@@ -209,6 +209,18 @@ def test_bad_requests(spark: Any, store: FilesystemStore, arguments: dict[str, A
     assert data_sets(store) == []
 
 
+def test_names_that_differ_in_case_only(spark: Any, store: FilesystemStore) -> None:
+    df = frame(spark).selectExpr("x", "x + 1 as X", "y")
+    with pytest.raises(DataError, match="more than one column 'x', 'X' among them, which Spark takes for the same"):
+        prepare(df, store, label_cols=["y"], feature_cols=["x"])
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        found = read(prepare(df, store, label_cols=["y"]))
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    np.testing.assert_array_equal(found["X"], found["x"] + 1)
+
+
 @pytest.mark.parametrize(
     ("columns", "arguments", "message"),
     [

@@ -97,6 +97,38 @@ def test_output_columns_have_names_of_their_own(df: Any) -> None:
         named.setOutputCols(["p"]).transform(df)
 
 
+def test_names_that_differ_in_case_only(df: Any) -> None:
+    spark = df.sparkSession
+    with pytest.raises(DataError, match="already has Y__OUTPUT was found"):
+        fitted().transform(df.withColumn("Y__OUTPUT", df["a"]))
+    with pytest.raises(DataError, match="columns p, P were to be made"):
+        fitted(outputCols=["p", "P"]).transform(df)
+    twice = df.selectExpr("a", "a as A", "b")
+    with pytest.raises(DataError, match="more than one feature column a was found.*it has a, A, b: rename"):
+        fitted().transform(twice)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        assert fitted(outputCols=["p", "P"]).transform(twice).columns == ["a", "A", "b", "p", "P"]
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+@pytest.mark.parametrize(
+    ("values", "narrow", "wide"),
+    [
+        (np.array([1.5, np.nan, 300, -300], "f4"), [2, None, 127, -128], [2, None, 300, -300]),
+        (np.array([1e30, -np.inf, 2.5], "f8"), [127, -128, 2], [2**63 - 1, -(2**63), 2]),
+        (np.array([2**53 + 1, -5], "i8"), [127, -5], [2**53 + 1, -5]),
+        (np.array([True, False]), [1, 0], [1, 0]),
+    ],
+)
+def test_whole_numbers_never_wrap_around(values: Any, narrow: list[Any], wide: list[Any]) -> None:
+    for dtype, expected in (("int8", narrow), ("int64", wide)):
+        assert predictor.Output("o", (), dtype, False, False).to_arrow(values, len(values)).to_pylist() == expected
+    lists = predictor.Output("o", (len(values),), "int8", True, False).to_arrow(values, 1)
+    assert lists.to_pylist() == [narrow]
+
+
 def test_features_that_are_not_there_or_of_another_kind(df: Any) -> None:
     with pytest.raises(DataError, match="without the feature columns b was found; it has id, a, t"):
         fitted().transform(df.drop("b"))

@@ -43,6 +43,9 @@ class TorchAdapter(Adapter):
         self._scheduler: Any = None
         self._scale = 1.0
         self._frozen = True
+        # A model may change its input in place, and a label or weight of the same column must not change with it.
+        inputs = {name for item in task.inputs for name in item.columns}
+        self._copied = sorted(inputs & {*(label.column for label in task.labels), task.weight_column})
 
     def _part(self, name: str) -> Any:
         return cloudpickle.loads(self._parts[name])
@@ -211,7 +214,8 @@ class TorchAdapter(Adapter):
 
     def _tensors(self, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
         rows = batch.rows or 1  # or a row that stands in for none
-        inputs = model_io.inputs(self.task.inputs, batch.columns, rows)
+        own = {name: batch.columns[name].copy() for name in self._copied}
+        inputs = model_io.inputs(self.task.inputs, {**batch.columns, **own}, rows)
         return inputs, model_io.labels(self.task.labels, batch.columns, rows), self._weights(batch)
 
     def _transform_outputs(self, result: Any, labels: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -154,6 +154,8 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
             value = self.value(name)
             found[name] = _names(value)
         found["metrics"] = _names(self.value("metrics"))
+        found["transformation_fn"] = _names(self.value("transformation_fn"))
+        found |= {name: self.value(name) for name in ("input_dtypes", "label_shapes")}
         return found
 
     def _dump(self, name: str, value: Any) -> bytes:
@@ -214,14 +216,25 @@ def _is_function(optimizer: Any) -> bool:
     return not isinstance(optimizer, torch.optim.Optimizer)
 
 
+def _is_module(value: Any) -> bool:
+    from torch import nn
+
+    return isinstance(value, nn.Module)
+
+
 def _names(value: Any) -> Any:
     return [_names(item) for item in value] if isinstance(value, (list, tuple)) else _named(value)
 
 
 def _named(value: Any) -> str | None:
-    """Returns a name that is the same in another process, with what was bound to it."""
+    """Returns a name that is the same in another process, with what was bound to it; of a loss, its settings too."""
     if value is None:
         return None
+    if _is_module(value):
+        plain = {k: v for k, v in vars(value).items() if isinstance(v, (bool, int, float, str)) and k[0] != "_"}
+        plain.pop("training", None)
+        plain |= {k: v.tolist() for k, v in value.state_dict().items() if hasattr(v, "tolist")}
+        return f"{type(value).__qualname__}({', '.join(f'{k}={v!r}' for k, v in plain.items())})"
     if isinstance(value, functools.partial):
         arguments = [repr(a) for a in value.args] + [f"{k}={v!r}" for k, v in value.keywords.items()]
         return f"{_named(value.func)}({', '.join(arguments)})"

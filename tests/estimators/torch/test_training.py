@@ -195,6 +195,38 @@ def test_columns_side_by_side(store: Any) -> None:
     close(flat(found.getModel()), plain(model, lambda m: F.mse_loss(m(together)[:, 0], y)))
 
 
+def test_a_model_that_changes_its_input_changes_no_label(store: Any) -> None:
+    class Halves(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x.mul_(0.5))
+
+    torch.manual_seed(2)
+    model = Halves(3, 3)
+    found = make(store, model, label_cols=["x"]).fit_on_parquet()
+    close(flat(found.getModel()), plain(model, lambda m: F.mse_loss(m(x.clone()), x)))
+
+
+def test_what_a_run_depends_on(store: Any) -> None:
+    def double(frame: Any) -> Any:
+        return frame * 2
+
+    def fingerprint(**params: Any) -> dict[str, Any]:
+        return make(store, network(), **params)._fingerprint()
+
+    usual = fingerprint()
+    weighted = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))
+    for params, name, text in [
+        ({"loss": torch.nn.MSELoss(reduction="sum")}, "loss", "MSELoss(reduction='sum')"),
+        ({"loss": weighted}, "loss", "weight=[1.0, 2.0]"),
+        ({"transformation_fn": double}, "transformation_fn", "double"),
+        ({"input_dtypes": ["float64"]}, "input_dtypes", "float64"),
+        ({"label_shapes": [[-1, 1]]}, "label_shapes", "[[-1, 1]]"),
+    ]:
+        found = fingerprint(**params)
+        assert [key for key in found if found[key] != usual[key]] == [name]
+        assert text in str(found[name])
+
+
 def test_a_double_model_gets_doubles(store: Any) -> None:
     model = network().double()
     found = make(store, model).fit_on_parquet()
