@@ -46,7 +46,7 @@ class Entry:
 
 
 _POSITIVE = checks.integer(1)
-_READERS = "readers decode in one thread per rank and prefetch in another"
+_READERS = "readers know themselves how many threads to use: one for local files, eight for remote ones"
 
 ESTIMATOR: tuple[Entry, ...] = (
     # what is trained
