@@ -1,5 +1,7 @@
 #include "native/bootstrap/bootstrap.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <map>
 
@@ -14,6 +16,8 @@
 
 namespace sparkvod {
 namespace {
+
+constexpr int kInterruptMs = 50;  // how often a wait looks whether it is interrupted
 
 std::string Hex(const std::string& bytes) {
   std::string text;
@@ -88,6 +92,18 @@ Result FallBack(int rank, const Logger& log, std::vector<Endpoint>* endpoints) {
   }
   for (Endpoint& e : *endpoints)
     if (unable.count(e.host_id) != 0 && several[e.host_id]) e.transport = "tcp";
+  return {};
+}
+
+// Waits until a local rank has handed over, or left; it does so only when it has met all of its
+// own peers.
+Result AwaitArena(int socket, const Deadline& deadline, const std::function<bool()>& interrupted) {
+  pollfd p{socket, POLLIN, 0};
+  while (!deadline.Passed()) {
+    if (interrupted && interrupted())
+      return Result::Fail(Code::kShutDown, "interrupted while connecting");
+    if (::poll(&p, 1, deadline.LeftMs(kInterruptMs)) > 0) break;
+  }
   return {};
 }
 
@@ -221,6 +237,7 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
     }
     Peer& peer = world->peers[static_cast<size_t>(r)];
     const bool same = is_in_process(r);
+    SPARKVOD_TRY(AwaitArena(sockets[r].get(), deadline, interrupted));
     SPARKVOD_TRY(same ? inproc::Receive(sockets[r].get(), deadline.LeftMs(), &peer.arena)
                       : shm::Receive(sockets[r].get(), geometry, deadline.LeftMs(), &peer.arena));
     peer.channel = std::make_unique<RingChannel>(same ? inproc::kName : shm::kName, world->arena,

@@ -44,13 +44,43 @@ Result Engine::Listen(std::string* endpoint) {
 
 Result Engine::Connect(int rank, const std::vector<std::string>& endpoints,
                        const std::string& secret, const Interrupted& interrupted) {
-  {
-    std::lock_guard<std::mutex> lock(mu_);
-    if (state_ != State::kListening)
-      return Result::Fail(Code::kInvalid,
-                          "connect() needs an engine that listens and has not connected yet");
+  std::unique_lock<std::mutex> lock(mu_);
+  if (state_ == State::kStopped && aborted_.load()) return cause_;
+  if (state_ != State::kListening)
+    return Result::Fail(Code::kInvalid,
+                        "connect() needs an engine that listens and has not connected yet");
+  state_ = State::kConnecting;
+  lock.unlock();
+  Result joined = Join(rank, endpoints, secret, interrupted);
+  lock.lock();
+  if (joined.ok()) {
+    state_ = State::kRunning;
+    connected_.store(true);
+    background_ = std::thread([this] { Background(); });
+    // An abort that came at the last moment finds a world that must be told.
+    if (aborted_.load()) {
+      cv_.wait(lock, [this] { return state_ == State::kStopped; });
+      joined = cause_;
+    }
+  } else if (aborted_.load() || bootstrap_ == nullptr) {
+    if (aborted_.load())
+      joined =
+          Result::Fail(want_shutdown_.load() ? Code::kShutDown : Code::kPeerLost, abort_reason_);
+    bootstrap_.reset();
+    cause_ = joined;
+    state_ = State::kStopped;
+    stopped_.store(true);
+  } else {
+    state_ = State::kListening;
   }
-  SPARKVOD_TRY(bootstrap_->Connect(rank, endpoints, secret, interrupted, &world_));
+  cv_.notify_all();
+  return joined;
+}
+
+Result Engine::Join(int rank, const std::vector<std::string>& endpoints, const std::string& secret,
+                    const Interrupted& interrupted) {
+  const auto ended = [&] { return aborted_.load() || (interrupted && interrupted()); };
+  SPARKVOD_TRY(bootstrap_->Connect(rank, endpoints, secret, ended, &world_));
   bootstrap_.reset();
   topology_ = world_->topology;
   comm_ = std::make_unique<Communicator>(world_.get(), config_, [this]() -> Result {
@@ -77,9 +107,6 @@ Result Engine::Connect(int rank, const std::vector<std::string>& endpoints,
   world.place = topology_.rank;
   std::lock_guard<std::mutex> lock(mu_);
   sets_[0] = std::make_shared<const Members>(std::move(world));
-  state_ = State::kRunning;
-  connected_.store(true);
-  background_ = std::thread([this] { Background(); });
   return {};
 }
 
@@ -189,10 +216,18 @@ void Engine::Release(int64_t handle) {
 
 void Engine::Abort(const std::string& reason) {
   std::unique_lock<std::mutex> lock(mu_);
-  if (state_ != State::kRunning) return;
+  if (state_ == State::kNew || state_ == State::kStopped) return;
   if (!aborted_.load()) {
     abort_reason_ = reason;
     aborted_.store(true);
+  }
+  if (state_ == State::kConnecting) return;
+  if (state_ == State::kListening) {
+    bootstrap_.reset();
+    cause_ = Result::Fail(Code::kPeerLost, abort_reason_);
+    state_ = State::kStopped;
+    stopped_.store(true);
+    return;
   }
   if (TakeToken()) {
     lock.unlock();
@@ -207,7 +242,16 @@ void Engine::Abort(const std::string& reason) {
 
 Result Engine::Shutdown(const Interrupted& interrupted) {
   {
-    std::lock_guard<std::mutex> lock(mu_);
+    std::unique_lock<std::mutex> lock(mu_);
+    if (state_ == State::kConnecting) {
+      if (!aborted_.load()) {
+        want_shutdown_.store(true);
+        abort_reason_ = "the engine was shut down while it connected";
+        aborted_.store(true);
+      }
+      cv_.wait_for(lock, std::chrono::duration<double>(kShutdownSeconds),
+                   [this] { return state_ != State::kConnecting; });
+    }
     if (state_ == State::kNew || state_ == State::kListening) {
       bootstrap_.reset();
       cause_ = Result::Fail(Code::kShutDown, "the engine was shut down");

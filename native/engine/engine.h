@@ -39,7 +39,8 @@ class Engine {
 
   // Opens the listeners; `endpoint` is for the other ranks.
   Result Listen(std::string* endpoint);
-  // Joins the world whose endpoints, by rank, these are.
+  // Joins the world whose endpoints, by rank, these are. Another thread's Abort or Shutdown ends
+  // it.
   Result Connect(int rank, const std::vector<std::string>& endpoints, const std::string& secret,
                  const Interrupted& interrupted = {});
   const Topology& topology() const { return topology_; }
@@ -58,7 +59,8 @@ class Engine {
   Result Find(int64_t handle, std::shared_ptr<Operation>* out);
   void Release(int64_t handle);
 
-  // Leaves the world at once: every peer's collectives fail and say `reason`.
+  // Leaves the world at once: every peer's collectives fail and say `reason`. Before the world is
+  // there, Connect fails with it; it may still run for a moment when this returns.
   void Abort(const std::string& reason);
   // Ends the world in agreement: what is pending on any rank fails with kShutDown. Idempotent.
   Result Shutdown(const Interrupted& interrupted = {});
@@ -78,11 +80,16 @@ class Engine {
   Timeline& timeline() { return timeline_; }
 
  private:
-  enum class State { kNew, kListening, kRunning, kStopped };
+  enum class State { kNew, kListening, kConnecting, kRunning, kStopped };
 
   explicit Engine(const Config& config) : config_(config) {}
 
   Result MembersOf(const Request& request, std::shared_ptr<const Members>* out);
+
+  // What Connect does without the lock.
+  Result Join(int rank, const std::vector<std::string>& endpoints, const std::string& secret,
+              const Interrupted& interrupted);
+
   // With the driver token:
   bool HasOwnWork() const;  // this rank has something to say
   bool HasWork();           // or a peer has begun a cycle

@@ -188,7 +188,8 @@ Result SendWithFds(int socket, const std::string& bytes, const std::vector<int>&
   }
   // A fresh Unix socket always has room for one small message.
   if (::sendmsg(socket, &message, MSG_NOSIGNAL) != static_cast<ssize_t>(bytes.size()))
-    return Result::Errno("cannot hand shared memory to a local rank", errno);
+    return Result::Errno("cannot hand shared memory to a local rank", errno,
+                         errno == EPIPE || errno == ECONNRESET ? Code::kPeerLost : Code::kSystem);
   return {};
 }
 
