@@ -12,7 +12,7 @@ from sparkvod.core.process_sets import ProcessSet, global_process_set
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
 OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
-_REDUCE = (Average, Sum, Min, Max, Product)
+_REDUCE = (Average, Sum, Adasum, Min, Max, Product)
 _SCATTER = (Average, Sum, Min, Max, Product)
 _GRADIENTS = (Average, Sum)
 

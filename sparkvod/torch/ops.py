@@ -104,7 +104,8 @@ def allreduce(
         average: deprecated; True for Average, False for Sum.
         name: name of the operation, the same on all ranks.
         compression: what the tensor is sent as.
-        op: ``Average`` (the default; truncating for integers, not for bool), ``Sum``, ``Min``, ``Max`` or ``Product``.
+        op: ``Average`` (the default; truncating for integers, not for bool), ``Sum``, ``Min``, ``Max``, ``Product`` or
+            ``Adasum``, of floating types, which combines what points in different directions.
             Of bool ``Sum`` and ``Max`` are the logical or, ``Min`` and ``Product`` the logical and. Sums and products
             of integers wrap. A NaN anywhere makes the result one.
         prescale_factor: multiplies the tensor before the reduction.

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "native/collectives/adasum.h"
 #include "native/collectives/direct.h"
 #include "native/collectives/exchange.h"
 #include "native/collectives/hierarchical.h"
@@ -46,7 +47,7 @@ class Builtin : public Backend {
   const char* name() const override { return "builtin"; }
   bool Supports(Collective collective, ReduceOp op, DType dtype) const override {
     if (!Reduces(collective)) return true;
-    if (op == ReduceOp::kAdasum) return false;
+    if (op == ReduceOp::kAdasum) return collective == Collective::kAllreduce && IsFloating(dtype);
     return op != ReduceOp::kAverage || dtype != DType::kBool;
   }
 
@@ -66,6 +67,7 @@ class Builtin : public Backend {
     for (const Part& part : call.parts) elements += part.count;
     if (elements == 0) return {};
     if (comm_->size() == 1) return Alone(call, finish, carrier);
+    if (call.op == ReduceOp::kAdasum) return Adasum(call, elements, carrier);
     if (comm_->shares_memory()) return Direct(call, finish, elements, carrier);
     if (comm_->hierarchical()) return Hierarchical(call, finish, elements, carrier);
     return Flat(call, finish, elements, carrier);
@@ -199,6 +201,50 @@ class Builtin : public Backend {
       BestKernels().sum_to(call.dtype, &dst, 1, &part.in, 1, part.count, finish);
     }
     return {};
+  }
+
+  // Every rank gets its share of all vectors, computes the tree on it, and gives the result to all.
+  Result Adasum(const AllreduceCall& call, size_t elements, Carrier* carrier) {
+    const auto n = static_cast<size_t>(comm_->size()), me = static_cast<size_t>(comm_->rank());
+    const size_t size = SizeOf(call.dtype);
+    const auto begin = [&](size_t r) {
+      return ShareBegin(call.dtype, elements, static_cast<int>(r), comm_->size());
+    };
+    SPARKVOD_TRY(Gather(call.dtype, call.parts, elements));
+    AlltoallCall exchange;
+    std::vector<size_t> offsets{0};
+    for (size_t r = 0; r < n; ++r) offsets.push_back(begin(r + 1) * size);
+    for (size_t q = 0; q < n; ++q)
+      for (size_t r = 0; r < n; ++r) exchange.bytes.push_back(offsets[r + 1] - offsets[r]);
+    const size_t own = offsets[me + 1] - offsets[me];
+    Heap& heap = *comm_->own_arena().heap();
+    char* shares = nullptr;
+    SPARKVOD_TRY(heap.Allocate(n * own, &shares, false));
+    exchange.in = fusion_;
+    exchange.out = shares;
+    Result result = Alltoall(exchange, carrier);
+    if (result.ok()) {
+      AdasumShare share{call.dtype, {}, {}};
+      for (size_t r = 0; r < n; ++r) share.vectors.push_back(shares + r * own);
+      size_t end = 0;
+      for (const Part& part : call.parts) {
+        end += part.count;
+        share.ends.push_back(std::min(std::max(end, begin(me)), begin(me + 1)) - begin(me));
+      }
+      result = AdasumTree(share, [&](std::vector<double>* numbers) {
+        AllreduceCall sum;
+        sum.dtype = DType::kFloat64;
+        sum.parts = {{numbers->data(), numbers->data(), numbers->size()}};
+        return Allreduce(sum, carrier);
+      });
+      if (call.postscale != 1)
+        BestKernels().scale(call.dtype, shares, shares, own / size, call.postscale);
+    }
+    if (result.ok()) result = Allgather(shares, fusion_, offsets, carrier);
+    heap.Free(shares);
+    if (result.ok()) Scatter(call);
+    carrier->algorithm = "adasum";
+    return result;
   }
 
   Result Direct(const AllreduceCall& call, Finish finish, size_t elements, Carrier* carrier) {
