@@ -52,7 +52,9 @@ void ReadRequests(std::string_view bytes) {
     Check(request.bytes() >= 0, "a request of less than no bytes");
     requests.push_back(std::move(request));
   }
-  if (!requests.empty()) (void)!CheckAgreement(requests).ok();
+  std::vector<int> ranks;
+  for (size_t r = 0; r < requests.size(); ++r) ranks.push_back(static_cast<int>(r));
+  if (!requests.empty()) (void)!CheckAgreement(requests, ranks).ok();
 }
 
 void ReadEndpoint(std::string_view bytes) {
