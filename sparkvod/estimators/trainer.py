@@ -85,7 +85,7 @@ class Trainer:
         self._moments = {"entered": time.time()}
         self._seed = task.seed
         self._rows = 0
-        self._asked_to_stop = self._ends = False
+        self._asked_to_stop = self._ends = self._owed = False
         self._posted = 0.0
         self._saved = time.monotonic()
         self._late: sums.PendingSum | None = None
@@ -179,16 +179,23 @@ class Trainer:
         self._saved = time.monotonic()
 
     def _due(self, steps: int) -> bool:
-        """Tells, alike on all ranks, whether a checkpoint follows after so many steps of an epoch."""
+        """Tells, alike on all ranks, whether a checkpoint follows after so many steps of an epoch.
+
+        Not while gradients are being summed up (``backward_passes_per_step``), which no checkpoint holds: then it
+        follows when they have been applied.
+        """
         every, seconds = self.task.checkpoint_every, self.task.checkpoint_seconds
-        due = bool(every) and steps % (every or 1) == 0
-        if seconds is None:
-            return due
-        # What rank 0 said after the step before has travelled with this step's gradients: nobody waits for it.
-        late = self._late is not None and self._late.result()[0] > 0
-        mine = float(self.rank == 0 and not late and time.monotonic() - self._saved >= seconds)
-        self._late = sums.PendingSum(f"sparkvod.late.{steps % 2}", np.array([mine]))
-        return due or late
+        self._owed |= bool(every) and steps % (every or 1) == 0
+        if seconds is not None:
+            # What rank 0 said after the step before has travelled with this step's gradients: nobody waits for it.
+            late = self._late is not None and self._late.result()[0] > 0
+            mine = float(self.rank == 0 and not late and time.monotonic() - self._saved >= seconds)
+            self._late = sums.PendingSum(f"sparkvod.late.{steps % 2}", np.array([mine]))
+            self._owed |= late
+        if steps % self.task.backward_passes_per_step:
+            return False
+        due, self._owed = self._owed, False
+        return due
 
     # ---- an epoch -------------------------------------------------------------------------------------------------
 
@@ -211,6 +218,7 @@ class Trainer:
                 if self._due(step + 1) and step + 1 < steps:
                     self._save(epoch, step + 1, running)
         speed.end()
+        self._owed = False
         if self._late is not None:
             self._late.result()
             self._late = None

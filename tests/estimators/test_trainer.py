@@ -44,6 +44,37 @@ def test_one_rank_may_end_training_on_all(spark: Any, tmp_path: Path, hook: str,
     assert [record["epoch"] for record in found.getHistory()] == list(range(epochs))
 
 
+class Break(Callback):
+    """Raises at the end of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_batch_end(self, trainer: Any, epoch: int, step: int) -> None:
+        if step == self.step:
+            raise RuntimeError("broken off")
+
+
+@pytest.mark.parametrize(("every", "seconds"), [(3, None), (None, 1e-9)])
+def test_no_gradients_are_lost_with_a_run_that_is_broken_off(tmp_path: Path, every: Any, seconds: Any) -> None:
+    torch.manual_seed(0)
+    common = {"backend": Here(), "random_seed": 1, "backward_passes_per_step": 2}
+    unbroken = make(tmp_path, **common)
+    broken = unbroken.copy().setParams(run_id="a", checkpoint_every=every, checkpoint_seconds=seconds)
+    with pytest.raises(RuntimeError, match="broken off"):
+        broken.copy().setCallbacks([Break(4)]).fit_on_parquet()
+    steps: list[int] = []
+
+    class Note(Callback):
+        def on_batch_end(self, trainer: Any, epoch: int, step: int) -> None:
+            steps.append(step)
+
+    found = broken.setCallbacks([Note()]).fit_on_parquet().getModel()
+    assert steps == [4, 5, 6, 7]  # not 3: there half of an update's gradients would have been left behind
+    for mine, expected in zip(found.parameters(), unbroken.fit_on_parquet().getModel().parameters(), strict=True):
+        assert torch.equal(mine, expected)
+
+
 def test_the_rate_leaves_the_first_step_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 10.0, 11.0, 12.0, 13.0])
     monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(now))
