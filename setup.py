@@ -56,15 +56,16 @@ class BuildEngine(build_ext):
         ]
         if not (build / "CMakeCache.txt").exists() and shutil.which("ninja"):
             configure += ["-G", "Ninja"]
+        name = ext.name.rpartition(".")[2]
         subprocess.run(configure, check=True)
-        subprocess.run([cmake, "--build", str(build), "--target", "_native", *self._parallel()], check=True)
+        subprocess.run([cmake, "--build", str(build), "--target", name, *self._parallel()], check=True)
 
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         # A process that has the old file mapped keeps it: the new one takes its name, not its bytes.
         fresh = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copy2(build / f"_native{suffix}", fresh)
+        shutil.copy2(build / f"{name}{suffix}", fresh)
         os.replace(fresh, target)
 
     def _parallel(self) -> list[str]:
@@ -74,7 +75,8 @@ class BuildEngine(build_ext):
 
 
 setup(
-    ext_modules=[Extension("sparkvod._native", sources=[])],
+    # The second is no Python module but what TensorFlow loads; named like one, it is found and shipped like one.
+    ext_modules=[Extension("sparkvod._native", sources=[]), Extension("sparkvod._tensorflow_ops", sources=[])],
     cmdclass={"build_ext": BuildEngine},
     # Asked for only where none is installed: the package is 30 MB.
     setup_requires=[] if find_cmake() else [f"cmake>={'.'.join(map(str, CMAKE_AT_LEAST))}"],

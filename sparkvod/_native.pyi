@@ -2,7 +2,7 @@
 from __future__ import annotations
 import collections.abc
 import typing
-__all__: list[str] = ['Engine', 'Memory']
+__all__: list[str] = ['Engine', 'Memory', 'ops_table', 'set_current']
 class Memory:
     def __buffer__(self, flags: int, /) -> memoryview:
         ...
@@ -101,3 +101,7 @@ class Engine:
     @property
     def timeline_on(self) -> bool:
         ...
+def ops_table() -> int:
+    ...
+def set_current(engine: Engine | None) -> None:
+    ...

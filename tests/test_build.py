@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "build" / f"native-{sys.implementation.cache_tag}-{sysconfig.get_platform()}" / "libsparkvod_core.a"
 MODULE = ROOT / "sparkvod" / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+TENSORFLOW_OPS = ROOT / "sparkvod" / f"_tensorflow_ops{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def symbols(*arguments: str | Path) -> list[tuple[str, str, str]]:
@@ -40,3 +41,14 @@ def test_the_module_exports_nothing_else() -> None:
     exported = [name for _, _, name in symbols("-D", MODULE)]
     assert "PyInit__native" in exported
     assert not [name for name in exported if "sparkvod" in name or "pybind11" in name]
+
+
+@pytest.mark.skipif(not TENSORFLOW_OPS.exists(), reason="the engine was not built in this checkout: run make test")
+def test_the_library_of_tensorflow_ops_needs_no_tensorflow_to_be_built() -> None:
+    """It is linked to no TensorFlow, names none of its functions to the loader, and exports one function of its own."""
+    exported = [name for _, kind, name in symbols("-D", TENSORFLOW_OPS) if kind == "T"]
+    assert exported == ["sparkvod_tensorflow_connect"]
+    command = ["nm", "-D", "--undefined-only", str(TENSORFLOW_OPS)]
+    wanted = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "TF_" not in wanted
+    assert "tensorflow" not in wanted

@@ -91,7 +91,7 @@ def test_it_holds_the_package_and_the_engine_and_nothing_else(wheel: Path) -> No
     info = {name for name in names if name.split("/")[0].endswith(".dist-info")}
     assert {name.split("/")[0] for name in names - info} == {"sparkvod"}
     assert {name for name in names if name.endswith(".so")} == {
-        f"sparkvod/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+        f"sparkvod/{name}{sysconfig.get_config_var('EXT_SUFFIX')}" for name in ("_native", "_tensorflow_ops")
     }
     assert {"sparkvod/py.typed", "sparkvod/_native.pyi", "sparkvod/__init__.py"} <= names
     assert any(name.endswith("/LICENSE") for name in info)

@@ -4,11 +4,13 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "native/bindings/config.h"
+#include "native/bindings/current.h"
 #include "native/bindings/errors.h"
 #include "native/engine/engine.h"
 #include "native/kernels/reduce.h"
@@ -172,14 +174,17 @@ std::unique_ptr<Engine> MakeEngine(const py::dict& config) {
   return engine;
 }
 
-// Destroying an engine joins its thread and may wait for the driver: not with the GIL held.
-struct ReleasingDeleter {
-  void operator()(Engine* engine) const {
-    py::gil_scoped_release release;
+// Destroying an engine joins its thread and may wait for the driver: not with the GIL held. The
+// last to hold it may be a framework's thread that never had the GIL.
+void Destroy(Engine* engine) {
+  if (PyGILState_Check() == 0) {
     delete engine;
+    return;
   }
-};
-using EngineHolder = std::unique_ptr<Engine, ReleasingDeleter>;
+  py::gil_scoped_release release;
+  delete engine;
+}
+using EngineHolder = std::shared_ptr<Engine>;
 
 }  // namespace
 
@@ -194,8 +199,9 @@ PYBIND11_MODULE(_native, m) {
       });
 
   py::class_<Engine, EngineHolder>(m, "Engine")
-      .def(py::init(
-               [](const py::dict& config) { return EngineHolder(MakeEngine(config).release()); }),
+      .def(py::init([](const py::dict& config) {
+             return EngineHolder(MakeEngine(config).release(), Destroy);
+           }),
            py::arg("config"))
       .def("listen",
            [](Engine& self) {
@@ -397,6 +403,12 @@ PYBIND11_MODULE(_native, m) {
       .def("shutdown", [](Engine& self) {
         ThrowIfFailed(WithoutGil([&] { return self.Shutdown(SignalPending); }));
       });
+
+  m.def(
+      "set_current",
+      [](std::optional<EngineHolder> engine) { SetCurrent(engine.value_or(nullptr)); },
+      py::arg("engine"));
+  m.def("ops_table", [] { return reinterpret_cast<uintptr_t>(&OpsTable()); });
 }
 
 }  // namespace sparkvod

@@ -133,6 +133,24 @@ Result Engine::MembersOf(const Request& request, std::shared_ptr<const Members>*
 }
 
 Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64_t* handle) {
+  std::shared_ptr<Operation> operation;
+  SPARKVOD_TRY(Prepare(std::move(request), std::move(parts), &operation));
+  std::lock_guard<std::mutex> lock(mu_);
+  SPARKVOD_TRY(Enqueue(operation, wake));
+  *handle = next_handle_++;
+  handles_.emplace(*handle, std::move(operation));
+  return {};
+}
+
+Result Engine::Submit(Request request, std::vector<Part> parts, Completed completed) {
+  std::shared_ptr<Operation> operation;
+  SPARKVOD_TRY(Prepare(std::move(request), std::move(parts), &operation));
+  operation->completed = std::move(completed);
+  std::lock_guard<std::mutex> lock(mu_);
+  return Enqueue(operation, true);
+}
+
+Result Engine::Prepare(Request request, std::vector<Part> parts, std::shared_ptr<Operation>* out) {
   if (!connected_.load()) {
     std::lock_guard<std::mutex> lock(mu_);
     if (state_ == State::kStopped) return cause_;
@@ -155,17 +173,18 @@ Result Engine::Submit(Request request, std::vector<Part> parts, bool wake, int64
   operation->request = std::move(request);
   operation->parts = std::move(parts);
   operation->submitted_ns = NowNs();
+  *out = std::move(operation);
+  return {};
+}
 
-  std::lock_guard<std::mutex> lock(mu_);
+Result Engine::Enqueue(const std::shared_ptr<Operation>& operation, bool wake) {
   if (state_ == State::kStopped) return cause_;
   if (!in_flight_.insert(operation->request.key()).second)
     return Result::Fail(
         Code::kInvalid,
         "a tensor named '" + operation->request.name +
             "' is in flight already; names must be unique among pending collectives");
-  *handle = next_handle_++;
-  handles_.emplace(*handle, operation);
-  queue_.push_back(std::move(operation));
+  queue_.push_back(operation);
   queued_.store(queue_.size());
   if (driving_) {
     if (world_->arena->header().sleeper.load() == kForMessage) world_->driver.Ring();
@@ -397,17 +416,21 @@ void Engine::Finish(const std::shared_ptr<Operation>& operation, const Result& r
   operation->result = result;
   const int64_t now_ns = NowNs();
   if (timeline_.on()) timeline_.Add(LifeOf(*operation, now_ns));
-  std::lock_guard<std::mutex> lock(mu_);
-  in_flight_.erase(operation->request.key());
-  Stats::Latency& latency = latencies_[static_cast<size_t>(operation->request.collective)];
-  ++latency.count;
-  latency.ns += now_ns - operation->submitted_ns;
-  latency.by_microseconds.Add(static_cast<uint64_t>(now_ns - operation->submitted_ns) / 1000);
-  const Collective collective = operation->request.collective;
-  if (result.ok() && collective == Collective::kAddSet) sets_[operation->set->id] = operation->set;
-  if (result.ok() && collective == Collective::kRemoveSet) sets_.erase(operation->request.root);
-  operation->done.store(true);
-  if (waiters_ > 0) cv_.notify_all();
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    in_flight_.erase(operation->request.key());
+    Stats::Latency& latency = latencies_[static_cast<size_t>(operation->request.collective)];
+    ++latency.count;
+    latency.ns += now_ns - operation->submitted_ns;
+    latency.by_microseconds.Add(static_cast<uint64_t>(now_ns - operation->submitted_ns) / 1000);
+    const Collective collective = operation->request.collective;
+    if (result.ok() && collective == Collective::kAddSet)
+      sets_[operation->set->id] = operation->set;
+    if (result.ok() && collective == Collective::kRemoveSet) sets_.erase(operation->request.root);
+    operation->done.store(true);
+    if (waiters_ > 0) cv_.notify_all();
+  }
+  if (operation->completed) operation->completed(*operation);
 }
 
 void Engine::Stop(const Result& cause, bool orderly) {
@@ -421,20 +444,24 @@ void Engine::Stop(const Result& cause, bool orderly) {
   for (Peer& peer : world_->peers)
     if (peer.link != nullptr) peer.link->Leave(how);
   std::vector<std::shared_ptr<Operation>> pending = negotiator_->TakeAll();
-  std::lock_guard<std::mutex> lock(mu_);
-  state_ = State::kStopped;
-  cause_ = cause;
-  pending.insert(pending.end(), queue_.begin(), queue_.end());
-  queue_.clear();
-  queued_.store(0);
-  in_flight_.clear();
-  for (const auto& operation : pending) {
-    operation->result = cause;
-    operation->done.store(true);
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    state_ = State::kStopped;
+    cause_ = cause;
+    pending.insert(pending.end(), queue_.begin(), queue_.end());
+    queue_.clear();
+    queued_.store(0);
+    in_flight_.clear();
+    for (const auto& operation : pending) {
+      operation->result = cause;
+      operation->done.store(true);
+    }
+    stopped_.store(true);
+    world_->idle.Ring();
+    cv_.notify_all();
   }
-  stopped_.store(true);
-  world_->idle.Ring();
-  cv_.notify_all();
+  for (const auto& operation : pending)
+    if (operation->completed) operation->completed(*operation);
 }
 
 void Engine::CheckStall() {

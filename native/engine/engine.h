@@ -51,6 +51,9 @@ class Engine {
   // `wake`: let the background thread begin; without it the caller is about to Wait. Names must not
   // be in flight twice.
   Result Submit(Request request, std::vector<Part> parts, bool wake, int64_t* handle);
+  // The same for callers that do not wait: `completed` is called when the collective has ended,
+  // unless an error is returned. There is no handle.
+  Result Submit(Request request, std::vector<Part> parts, Completed completed);
   Result Poll(int64_t handle, bool* done);
   // Waits until the collective is done and returns how it ended, kTimeout when `seconds` (< 0: for
   // ever) pass before.
@@ -89,6 +92,10 @@ class Engine {
   // What Connect does without the lock.
   Result Join(int rank, const std::vector<std::string>& endpoints, const std::string& secret,
               const Interrupted& interrupted);
+  // Checks a request and makes an operation of it.
+  Result Prepare(Request request, std::vector<Part> parts, std::shared_ptr<Operation>* out);
+  // With mu_ held: queues it, and sees to it that it is noticed.
+  Result Enqueue(const std::shared_ptr<Operation>& operation, bool wake);
 
   // With the driver token:
   bool HasOwnWork() const;  // this rank has something to say

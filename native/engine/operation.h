@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -35,10 +36,17 @@ struct Output {
   std::vector<int64_t> rows;  // in the order of the ranks: how many of each lie there
 };
 
+struct Operation;
+
+// Called once when an operation has ended, well or not, by whoever drives the engine: it must not
+// wait, and may submit.
+using Completed = std::function<void(const Operation&)>;
+
 struct Operation {
   Request request;
   std::vector<Part> parts;    // one for each entry of the request
   std::vector<char> scratch;  // memory of its own: of what stands in for a rank that has joined
+  Completed completed;        // empty for those that somebody waits for by handle
   int64_t submitted_ns = 0;
   // Of its life, for the timeline; 0 when nobody wrote one. The driver's.
   int64_t taken_ns = 0;   // first negotiated

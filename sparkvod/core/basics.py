@@ -12,7 +12,7 @@ from typing import Any
 
 import sparkvod
 from sparkvod import config, log
-from sparkvod._native import Engine
+from sparkvod._native import Engine, set_current
 from sparkvod.core import stacks
 from sparkvod.core.scripts import Watch
 from sparkvod.errors import NotInitializedError
@@ -114,6 +114,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             shutdown()
         context = launch_context.current() or _environment()
         _world = World(_connect(context))
+        set_current(_world.engine)
         _start_timeline(_world)
         _world.metrics = _start_metrics(_world)
         if launch_context.current() is not None:
@@ -230,6 +231,7 @@ def _end(error: BaseException | None) -> None:
             watch.stop()
         if world is None or world.engine is None:
             return
+        set_current(None)
         launch_context.remove_exit_hook(_end_of_function)
         if world.metrics is not None:
             world.metrics.close()

@@ -1,0 +1,62 @@
+"""Names of operations: the same on all ranks, and never twice at the same time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from sparkvod.core import basics
+from sparkvod.core.ops import check_name
+
+T = TypeVar("T")
+
+_used: Any = WeakKeyDictionary()
+_COUNTED = re.compile(r"(_\d+)+$")
+
+
+def run(kind: str, name: str | None, tensor: Any, call: Callable[[str], T]) -> T:
+    """Calls ``call`` with the operation's name.
+
+    A name that was given is taken. Else an eager operation borrows one, over and over the same, so that the engine's
+    response cache knows it, and one that is built into a graph gets one made of the graph's and the tensor's names,
+    which do not depend on how often a function was traced before.
+
+    Args:
+        kind: ``allreduce`` and so on.
+        name: the name that was given, or None.
+        tensor: the first tensor, symbolic in a graph; None when there is none.
+        call: runs the operation.
+    """
+    world = basics.world()
+    if name is not None:
+        check_name(name)
+        return call(name)
+    if not tf.executing_eagerly():
+        return call(in_graph(kind, getattr(tensor, "name", "") or ""))
+    borrowed = world.borrow_name(kind)
+    try:
+        return call(borrowed)
+    finally:
+        world.return_name(kind, borrowed)
+
+
+def in_graph(kind: str, what: str) -> str:
+    """Returns a name for an operation of the graph that is being built.
+
+    Args:
+        kind: the collective.
+        what: what tells it from others; a number is put behind it where that does not suffice.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    scope = _COUNTED.sub("", getattr(graph, "name", "") or "")
+    name = f"{kind}.{scope}.{what}" if scope else f"{kind}.{what}"
+    seen = _used.get(graph)
+    if seen is None:
+        seen = _used.setdefault(graph, Counter())
+    seen[name] += 1
+    return name if seen[name] == 1 else f"{name}.{seen[name]}"

@@ -1,0 +1,200 @@
+"""The ops themselves, on lists of tensors, with their derivatives."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sparkvod.core import basics, ops
+from sparkvod.tensorflow import library
+from sparkvod.tensorflow.errors import translated
+
+_DTYPES = {tf.as_dtype(name) for name in ops.DTYPES}
+_captured: Any = None
+
+
+def tensors(values: Sequence[Any]) -> list[Any]:
+    """Returns the values as tensors of dtypes that the engine knows.
+
+    Raises:
+        ValueError: a dtype has no code in the engine.
+    """
+    converted = [tf.convert_to_tensor(value) for value in values]
+    for tensor in converted:
+        if tensor.dtype not in _DTYPES:
+            raise ValueError(
+                f"a tensor of {tensor.dtype.name} was found, one of {', '.join(ops.DTYPES)} was expected; cast it"
+            )
+    return converted
+
+
+def _token() -> Any:
+    # What TensorFlow cannot foresee in a graph, so that it does not run the op while it optimises and keep the result:
+    # in a function one of its arguments, for only smaller eager tensors (up to 128 elements) become constants there;
+    # in a TF1 graph the time.
+    global _captured
+    if tf.inside_function() or tf.executing_eagerly():
+        if _captured is None:
+            with tf.init_scope():
+                _captured = tf.zeros([129], tf.int64)
+        return _captured
+    return tf.cast(tf.timestamp(), tf.int64)
+
+
+def _bits(factor: float) -> int:
+    (bits,) = struct.unpack("=q", struct.pack("=d", float(factor)))
+    return bits
+
+
+def _called(op: str, *args: Any, **attributes: Any) -> Any:
+    function = getattr(library.load(), f"sparkvod_{op}")
+    if tf.executing_eagerly():
+        basics.engine()  # says that there is none
+        try:
+            return function(_token(), *args, **attributes)
+        except tf.errors.OpError as error:
+            own = translated(error)
+            raise own from (None if own is not error else error.__cause__)
+    return function(_token(), *args, **attributes)
+
+
+def allreduce(values: Sequence[Any], name: str, op: int, prescale: float = 1.0, postscale: float = 1.0) -> list[Any]:
+    """Returns the reduced tensors, one unit."""
+    return _called(
+        "allreduce", values, tensor_name=name, reduce_op=op, prescale=_bits(prescale), postscale=_bits(postscale)
+    )
+
+
+def allgather(values: Sequence[Any], name: str) -> tuple[list[Any], Any]:
+    """Returns the gathered tensors, and an int64 tensor of each one's and each rank's number of rows."""
+    results, rows = _called("allgather", values, tensor_name=name)
+    return [_by_rows(result, value) for result, value in zip(results, values, strict=True)], rows
+
+
+def broadcast(value: Any, root_rank: int, name: str) -> Any:
+    """Returns the root's tensor."""
+    return _called("broadcast", [value], tensor_name=name, root_rank=root_rank)[0]
+
+
+def reducescatter(
+    values: Sequence[Any], name: str, op: int, prescale: float = 1.0, postscale: float = 1.0
+) -> list[Any]:
+    """Returns this rank's rows of the reduced tensors, one unit."""
+    results = _called(
+        "reducescatter", values, tensor_name=name, reduce_op=op, prescale=_bits(prescale), postscale=_bits(postscale)
+    )
+    return [_by_rows(result, value) for result, value in zip(results, values, strict=True)]
+
+
+def alltoall(value: Any, splits: Any, name: str) -> tuple[Any, Any]:
+    """Returns what came from all ranks, and an int64 tensor of each rank's number of rows; no splits: equal ones."""
+    results, rows = _called("alltoall", [value], splits, tensor_name=name)
+    return _by_rows(results[0], value), rows
+
+
+def barrier(name: str) -> Any:
+    """Ends when all ranks have called it."""
+    return _called("barrier", tensor_name=name)
+
+
+def world(what: int, name: str | None) -> Any:
+    """Returns a number of the current world as an int32 scalar, by its place in ``native/bindings/table.h``."""
+    number = _called("world", what=what, name=name)
+    if not tf.executing_eagerly():
+        number.set_shape([])
+    return number
+
+
+def _by_rows(result: Any, value: Any) -> Any:
+    if not tf.executing_eagerly() and value.shape.rank:
+        result.set_shape([None, *value.shape[1:]])
+    return result
+
+
+def _attribute(op: Any, name: str) -> Any:
+    value = op.get_attr(name)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _factor(op: Any, name: str) -> float:
+    (factor,) = struct.unpack("=d", struct.pack("=q", op.get_attr(name)))
+    return factor
+
+
+def _differentiable(op: Any) -> int:
+    code = int(op.get_attr("reduce_op"))
+    if code not in (ops.Average, ops.Sum):
+        raise ValueError(
+            f"the gradient of a reduction with op={ops.OP_NAMES[code]} was asked for, Average or Sum was expected; "
+            "put tf.stop_gradient around it"
+        )
+    return code
+
+
+def _for_those_there(grads: Sequence[Any], call: Any) -> list[Any]:
+    # Applies `call` to the list of the gradients that there are, and puts the results in their places.
+    there = [k for k, grad in enumerate(grads) if grad is not None]
+    placed: list[Any] = [None] * len(grads)
+    if there:
+        for k, result in zip(there, call([tf.convert_to_tensor(grads[k]) for k in there]), strict=True):
+            placed[k] = result
+    return placed
+
+
+@tf.RegisterGradient("SparkvodAllreduce")
+def _allreduce_gradient(op: Any, *grads: Any) -> list[Any]:
+    code, name = _differentiable(op), f"{_attribute(op, 'tensor_name')}.grad"
+    scales = _factor(op, "prescale"), _factor(op, "postscale")
+    return [None, *_for_those_there(grads, lambda there: allreduce(there, name, code, *scales))]
+
+
+@tf.RegisterGradient("SparkvodAllgather")
+def _allgather_gradient(op: Any, *grads: Any) -> list[Any]:
+    # The average of the gradients over the ranks, of which each keeps its own rows.
+    name, rank = f"{_attribute(op, 'tensor_name')}.grad", basics.rank()
+    averaged = _for_those_there(grads[:-1], lambda there: allreduce(there, name, ops.Average))
+    rows = tf.reshape(op.outputs[-1], [-1, basics.size()])
+    mine = []
+    for k, grad in enumerate(averaged):
+        if grad is not None:
+            first = tf.reduce_sum(rows[k, :rank])
+            grad = tf.reshape(grad[first : first + rows[k, rank]], tf.shape(op.inputs[1 + k]))
+        mine.append(grad)
+    return [None, *mine]
+
+
+@tf.RegisterGradient("SparkvodBroadcast")
+def _broadcast_gradient(op: Any, grad: Any) -> list[Any]:
+    # On the root the average of the gradients over the ranks, elsewhere zero.
+    if grad is None:
+        return [None, None]
+    name = f"{_attribute(op, 'tensor_name')}.grad"
+    (averaged,) = allreduce([tf.convert_to_tensor(grad)], name, ops.Average)
+    return [None, averaged if basics.rank() == int(op.get_attr("root_rank")) else averaged * 0]
+
+
+@tf.RegisterGradient("SparkvodReducescatter")
+def _reducescatter_gradient(op: Any, *grads: Any) -> list[Any]:
+    # The allgather of the gradients; of a sum times the size, as in the peer.
+    code, name = _differentiable(op), f"{_attribute(op, 'tensor_name')}.grad"
+    scale = _factor(op, "prescale") * _factor(op, "postscale") * (basics.size() if code == ops.Sum else 1)
+    gathered = _for_those_there(grads, lambda there: allgather(there, name)[0])
+    return [None, *(None if grad is None else grad * tf.cast(scale, grad.dtype) for grad in gathered)]
+
+
+@tf.RegisterGradient("SparkvodAlltoall")
+def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
+    # Back to where the rows came from; rows that were not sent have none.
+    if grad is None:
+        return [None, None, None]
+    back, _ = alltoall(tf.convert_to_tensor(grad), op.outputs[-1], f"{_attribute(op, 'tensor_name')}.grad")
+    shape = tf.shape(op.inputs[1])
+    missing = tf.concat([shape[:1] - tf.shape(back)[:1], shape[1:]], 0)
+    return [None, tf.concat([back, tf.zeros(missing, back.dtype)], 0), None]
+
+
+tf.no_gradient("SparkvodBarrier")
+tf.no_gradient("SparkvodWorld")

@@ -1,0 +1,254 @@
+"""Tapes, variables, sparse gradients and errors of the TensorFlow front end, in a world of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.contracts.worlds import Suite
+
+pytest.importorskip("tensorflow", reason="the TensorFlow front end needs tensorflow")
+
+
+def join() -> None:
+    import sparkvod.tensorflow as hvd
+
+    hvd.init()
+
+
+def _loss(weights: Any, bias: Any, rank: int) -> Any:
+    import tensorflow as tf
+
+    return tf.reduce_sum(weights * (rank + 1.0)) + 2.0 * tf.reduce_sum(bias) * rank
+
+
+def check_tape() -> None:
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    weights, bias = tf.Variable(tf.ones([3, 2])), tf.Variable(1.0)
+    unused = tf.Variable([1.0])
+    mean = (np.arange(n) + 1.0).mean()
+    for options, scale in (
+        ({}, 1.0),
+        ({"op": hvd.Sum}, n),
+        ({"gradient_predivide_factor": 2.0}, 1.0),
+        ({"groups": 2}, 1.0),
+        ({"groups": [[bias, weights]]}, 1.0),
+        ({"compression": hvd.Compression.fp16}, 1.0),
+    ):
+
+        def run(options: dict[str, Any] = options) -> Any:
+            with tf.GradientTape(persistent=True) as tape:
+                loss = _loss(weights, bias, rank)
+            distributed = hvd.DistributedGradientTape(tape, **options)
+            assert isinstance(distributed, tf.GradientTape)
+            return distributed.gradient(loss, {"w": weights, "b": bias, "u": unused}), distributed.gradient(loss, bias)
+
+        for step in (run, tf.function(run)):
+            grads, single = step()
+            np.testing.assert_allclose(grads["w"], np.full((3, 2), mean * scale), rtol=1e-6)
+            np.testing.assert_allclose(grads["b"], 2 * (mean - 1) * scale, rtol=1e-6)
+            np.testing.assert_allclose(single, 2 * (mean - 1) * scale, rtol=1e-6)
+            assert grads["u"] is None
+    with pytest.raises(ValueError, match="gradient_predivide_factor"):
+        hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
+    with pytest.raises(ValueError, match="groups"):
+        hvd.DistributedGradientTape(tf.GradientTape(), groups="all")
+    with pytest.raises(TypeError, match="GradientTape"):
+        hvd.DistributedGradientTape(None)
+
+
+def check_local_sources() -> None:
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    weights, bias = tf.Variable(tf.ones([2])), tf.Variable(1.0)
+    for scaled in (True, False):
+        with hvd.DistributedGradientTape(tf.GradientTape(), scale_local_gradients=scaled) as tape:
+            loss = _loss(weights, bias, rank)
+        tape.register_local_source(bias)
+        shared, local = tape.gradient(loss, [weights, bias])
+        np.testing.assert_allclose(shared, np.full(2, (np.arange(n) + 1.0).mean()), rtol=1e-6)
+        np.testing.assert_allclose(local, 2.0 * rank / (n if scaled else 1), rtol=1e-6)
+        assert tape.get_local_and_global_gradients([1, 2], [weights, bias]) == ([2], [1])
+    layer = tf.keras.layers.Dense(1)
+    with pytest.raises(ValueError, match="built"):
+        hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=layer)
+    layer.build((None, 2))
+    with hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[layer]) as tape:
+        loss = tf.reduce_sum(layer(tf.ones([1, 2]))) * (rank + 1.0)
+    (grad, _) = tape.gradient(loss, layer.trainable_weights)
+    np.testing.assert_allclose(grad, np.full((2, 1), (rank + 1.0) / n), rtol=1e-6)
+
+
+def check_sparse_gradients() -> None:
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    table = tf.Variable(tf.zeros([8, 2]))
+    expected = np.zeros((8, 2))
+    for r in range(n):
+        expected[r] += 1.0 / n
+        expected[5] += 1.0 / n
+
+    def run(as_dense: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [rank, 5]))
+        return hvd.DistributedGradientTape(tape, sparse_as_dense=as_dense).gradient(loss, table)
+
+    for step in (run, tf.function(run)):
+        sparse = step(False)
+        assert n == 1 or isinstance(sparse, tf.IndexedSlices)
+        np.testing.assert_allclose(tf.convert_to_tensor(sparse), expected, rtol=1e-6)
+        np.testing.assert_allclose(tf.convert_to_tensor(step(True)), expected, rtol=1e-6)
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([rank]), tf.constant([8, 2]))
+    summed = hvd.allreduce(slices, op=hvd.Sum)
+    np.testing.assert_array_equal(summed.indices, np.arange(n))
+    with pytest.raises(ValueError, match="IndexedSlices"):
+        hvd.allreduce(slices, op=hvd.Max)
+    with pytest.raises(ValueError, match="sparse_as_dense"):
+        hvd.allreduce(slices, prescale_factor=2.0)
+
+
+def check_variables() -> None:
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+    from sparkvod.errors import MismatchError
+
+    rank, n = hvd.rank(), hvd.size()
+    variables = [tf.Variable([float(rank), 1.0]), tf.Variable(rank, dtype=tf.int64)]
+    hvd.broadcast_variables(variables, n - 1)
+    np.testing.assert_array_equal(variables[0], [n - 1.0, 1.0])
+    assert int(variables[1]) == n - 1
+    variables[1].assign(rank)
+    hvd.broadcast_(variables, 0)
+    assert int(variables[1]) == 0
+    variables[1].assign(rank)
+    tf.function(lambda: hvd.broadcast_variables(variables, n - 1))()
+    assert int(variables[1]) == n - 1
+    if n > 1:
+        with pytest.raises(MismatchError, match=r"variable 0 rank 0 has float32 \[2\], rank 1 has float32 \[3\]"):
+            hvd.broadcast_variables([tf.Variable(tf.zeros([3 if rank == 1 else 2]))], 0)
+        with pytest.raises(MismatchError, match="rank 0 has 0 variables"):
+            hvd.broadcast_variables([tf.Variable(1.0)] * (rank != 0), 0)
+    assert hvd.broadcast_object_fn(root_rank=n - 1)({"rank": rank}) == {"rank": n - 1}
+    with pytest.raises(RuntimeError, match="broadcast_variables"):
+        hvd.broadcast_global_variables(0)
+
+
+def check_world_ops() -> None:
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    function = tf.function(lambda: (hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()))
+    for found in (function(), function.python_function()):
+        assert [int(number) for number in found] == [hvd.rank(), hvd.size(), hvd.rank(), hvd.size()]
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="init"), hvd.own_errors():
+        function()
+    hvd.init()
+    assert int(function()[1]) == hvd.size()
+    assert int(hvd.process_set_included_op()) == 1
+
+
+def check_functions_run_each_time() -> None:
+    """Nothing is folded, merged or dropped: constants, equal operations, loops, results that nobody takes."""
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    n = hvd.size()
+
+    @tf.function
+    def run(x: Any) -> Any:
+        folded = hvd.allreduce(tf.constant([1.0]), op=hvd.Sum)
+        twice = hvd.allreduce(x, op=hvd.Sum) + hvd.allreduce(x, op=hvd.Sum)
+        hvd.barrier()
+        total = tf.zeros_like(x)
+        for _ in tf.range(5):
+            total = hvd.allreduce(total + 1.0, op=hvd.Average)
+        many = tf.add_n([hvd.allreduce(x + float(k), op=hvd.Sum) for k in range(40)])
+        return folded, twice, total, many
+
+    def calls() -> int:
+        return sum(row["tensors"] for key, row in hvd.stats()["collectives"].items() if key.startswith("allreduce"))
+
+    run(tf.constant([1.0]))
+    before = calls()
+    folded, twice, total, many = run(tf.constant([2.0]))
+    assert calls() - before == 1 + 2 + 5 + 40
+    assert (float(folded[0]), float(twice[0]), float(total[0])) == (n, 4.0 * n, 5.0)
+    assert float(many[0]) == n * (40 * 2 + sum(range(40)))
+
+
+def check_tf1_graph() -> None:
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    with tf.Graph().as_default():
+        variable = tf.compat.v1.get_variable("v", initializer=float(rank))
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
+        assert isinstance(optimizer, tf.compat.v1.train.GradientDescentOptimizer)
+        step = optimizer.minimize(variable * (rank + 1.0))
+        hook = hvd.BroadcastGlobalVariablesHook(n - 1)
+        with tf.compat.v1.train.SingularMonitoredSession(hooks=[hook]) as session:
+            assert session.run(variable) == n - 1
+            session.run(step)
+            np.testing.assert_allclose(session.run(variable), n - 1 - (np.arange(n) + 1.0).mean(), rtol=1e-6)
+
+
+def check_errors_in_functions() -> None:
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+    from sparkvod.errors import MismatchError
+
+    compiled = tf.function(lambda x: hvd.allreduce(x), jit_compile=True)
+    with pytest.raises(ValueError, match="jit_compile=False"), hvd.own_errors():
+        compiled(tf.constant([1.0]))
+    with pytest.raises(ValueError, match="complex64"):
+        hvd.allreduce(tf.constant([1j], tf.complex64))
+    if hvd.size() > 1:
+        wrong = tf.function(lambda: hvd.allreduce(tf.zeros([2 + hvd.rank()]), name="wrong"))
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"rank 1 sent .*float32 \[3\]"):
+            wrong()
+        with pytest.raises(MismatchError, match=r"rank 1 sent .*float32 \[3\]"), hvd.own_errors():
+            wrong()
+    assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == hvd.size()
+
+
+SUITE = Suite(
+    [
+        check_tape,
+        check_local_sources,
+        check_sparse_gradients,
+        check_variables,
+        check_world_ops,
+        check_functions_run_each_time,
+        check_tf1_graph,
+        check_errors_in_functions,
+    ],
+    setup=join,
+    env={"TF_CPP_MIN_LOG_LEVEL": "2"},
+    timeout=200,
+)
+
+
+@pytest.mark.timeout(220)
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("check", SUITE.names)
+def test_training(check: str, size: int) -> None:
+    SUITE.verify(check, size)
