@@ -26,7 +26,7 @@ from sparkvod.core.basics import (
     stats,
 )
 from sparkvod.core.ops import Adasum, Average, Max, Min, Product, Sum
-from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sparkvod.core.timeline import start_timeline, stop_timeline, timeline_span
 from sparkvod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from sparkvod.tensorflow import library
@@ -79,6 +79,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -118,6 +119,7 @@ __all__ = [
     "rank",
     "rank_op",
     "reducescatter",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sparkvod.core import basics, objects
-from sparkvod.core.ops import check_process_set
+from sparkvod.core.ops import check_process_set, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.errors import MismatchError
 from sparkvod.tensorflow import ops
@@ -42,12 +42,13 @@ def broadcast_variables(
         MismatchError: the ranks' variables differ in number, shape or dtype; nothing was overwritten.
         HorovodInternalError: a rank was lost.
     """
-    check_process_set(process_set)
     found = list(variables)
-    if tf.executing_eagerly():
+    if set_id(process_set) == 0 and tf.executing_eagerly():
         _check_alike(found)
     assigned = [
-        variable.assign(ops.broadcast(variable, root_rank, name=f"broadcast.variable.{number}"))
+        variable.assign(
+            ops.broadcast(variable, root_rank, name=f"broadcast.variable.{number}", process_set=process_set)
+        )
         for number, variable in enumerate(found)
     ]
     return tf.group(*[update for update in assigned if update is not None]) if ops.in_tf1_graph() else None

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from sparkvod.core import basics
-from sparkvod.core.ops import Average, check_process_set, predivide_scales, reduce_op
+from sparkvod.core.ops import Average, predivide_scales, reduce_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.tensorflow import naming, ops
 from sparkvod.tensorflow.compression import Compression
@@ -50,7 +50,7 @@ class GradientReducer:
         op: ``Average`` or ``Sum``.
         predivide: gradient_predivide_factor, with ``Average``.
         groups: None, a number of groups, or lists of variables.
-        process_set: the global one.
+        process_set: among which ranks; the gradients of a rank outside it stay as they are.
         scale_local: whether gradients of local variables are divided by the number of ranks.
         prefix: beginning of the operations' names inside ``tf.function``.
     """
@@ -66,7 +66,7 @@ class GradientReducer:
     local: set[Any] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        check_process_set(self.process_set)
+        set_id(self.process_set)
         self.op = reduce_op(self.op)
         if self.predivide != 1.0 and self.op != Average:
             raise ValueError(
@@ -95,7 +95,7 @@ class GradientReducer:
         Raises:
             HorovodInternalError: an eager reduction failed.
         """
-        size = basics.size()
+        size = len(basics.world().ranks_of(set_id(self.process_set)))
         results = list(grads)
         places = []
         for k, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
@@ -105,7 +105,7 @@ class GradientReducer:
                 results[k] = _scaled(grad, 1.0 / size) if self.scale_local else grad
             else:
                 places.append(k)
-        if size == 1:
+        if size == 1 or not self.process_set.included():
             return results
         dense = []
         for k in places:
@@ -123,13 +123,15 @@ class GradientReducer:
 
     def _slices(self, grad: tf.IndexedSlices, k: int) -> Any:
         name = None if tf.executing_eagerly() else naming.in_graph("allgather", f"{self.prefix}.{k}")
-        return ops.allreduce(grad, op=self.op, name=name, compression=self.compression)
+        return ops.allreduce(grad, op=self.op, name=name, compression=self.compression, process_set=self.process_set)
 
     def _dense(self, grads: list[Any], number: int) -> list[Any]:
         op, prescale, postscale = self.op, 1.0, 1.0
         if self.predivide != 1.0:
             op = ops.Sum
-            prescale, postscale = predivide_scales(self.predivide, basics.size())
+            prescale, postscale = predivide_scales(
+                self.predivide, len(basics.world().ranks_of(set_id(self.process_set)))
+            )
         name = None if tf.executing_eagerly() else naming.in_graph("allreduce", f"{self.prefix}.{number}")
         return ops.grouped_allreduce(
             grads,
@@ -137,6 +139,7 @@ class GradientReducer:
             compression=self.compression,
             prescale_factor=prescale,
             postscale_factor=postscale,
+            process_set=self.process_set,
             name=name,
         )
 

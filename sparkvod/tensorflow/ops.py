@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from sparkvod.core import basics, collectives
-from sparkvod.core.ops import Average, Sum, allreduce_op, check_process_set, check_root, reducescatter_op
+from sparkvod.core.ops import Average, Sum, allreduce_op, check_root, reducescatter_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.tensorflow import naming, raw
 from sparkvod.tensorflow.compression import Compression
@@ -52,18 +52,25 @@ def allreduce(
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result.
         name: name of the operation, the same on all ranks.
-        process_set: the global one.
+        process_set: among which ranks; by default among all.
         ignore_name_scope: not used.
     """
     reduce_op = allreduce_op(op, average)
-    check_process_set(process_set)
+    members = set_id(process_set)
     if isinstance(tensor, tf.IndexedSlices):
-        return _allreduce_slices(tensor, reduce_op, name, prescale_factor, postscale_factor, compression)
-    return _reduced([tensor], reduce_op, prescale_factor, postscale_factor, compression, name, "allreduce")[0]
+        return _allreduce_slices(tensor, reduce_op, name, prescale_factor, postscale_factor, compression, process_set)
+    scales = prescale_factor, postscale_factor
+    return _reduced([tensor], reduce_op, *scales, compression, name, "allreduce", members)[0]
 
 
 def _allreduce_slices(
-    slices: tf.IndexedSlices, op: int, name: str | None, prescale: float, postscale: float, compression: Any
+    slices: tf.IndexedSlices,
+    op: int,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    compression: Any,
+    process_set: ProcessSet,
 ) -> tf.IndexedSlices:
     if op not in (Average, Sum):
         raise ValueError(
@@ -76,19 +83,27 @@ def _allreduce_slices(
             "tf.convert_to_tensor, or pass sparse_as_dense=True"
         )
     values, context = compression.compress(tf.convert_to_tensor(slices.values))
-    gathered, indices = grouped_allgather([values, slices.indices], name)
+    gathered, indices = grouped_allgather([values, slices.indices], name, process_set=process_set)
     values = compression.decompress(gathered, context)
     if op == Average:
-        values = values / tf.cast(size_op(), values.dtype)
+        number = size_op() if set_id(process_set) == 0 else len(raw.ranks_of(set_id(process_set)))
+        values = values / tf.cast(number, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _reduced(
-    tensors: Sequence[Any], op: int, prescale: float, postscale: float, compression: Any, name: str | None, kind: str
+    tensors: Sequence[Any],
+    op: int,
+    prescale: float,
+    postscale: float,
+    compression: Any,
+    name: str | None,
+    kind: str,
+    members: int,
 ) -> list[Any]:
     pairs = [compression.compress(tensor) for tensor in raw.tensors(tensors)]
     sent = [tensor for tensor, _ in pairs]
-    reduced = naming.run(kind, name, sent[0], lambda name: raw.allreduce(sent, name, op, prescale, postscale))
+    reduced = naming.run(kind, name, sent[0], lambda name: raw.allreduce(sent, name, op, prescale, postscale, members))
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
@@ -108,18 +123,21 @@ def grouped_allreduce(
 ) -> list[Any]:
     """As :func:`allreduce`, for a list of tensors that are reduced as one unit; slices in it are reduced singly."""
     reduce_op = allreduce_op(op, average)
-    check_process_set(process_set)
+    members = set_id(process_set)
     results: list[Any] = [None] * len(tensors)
     dense = []
     for k, tensor in enumerate(tensors):
         if isinstance(tensor, tf.IndexedSlices):
             sub_name = name and f"{name}.{k}"
-            results[k] = _allreduce_slices(tensor, reduce_op, sub_name, prescale_factor, postscale_factor, compression)
+            results[k] = _allreduce_slices(
+                tensor, reduce_op, sub_name, prescale_factor, postscale_factor, compression, process_set
+            )
         else:
             dense.append(k)
     if dense:
         group = [tensors[k] for k in dense]
-        reduced = _reduced(group, reduce_op, prescale_factor, postscale_factor, compression, name, "grouped_allreduce")
+        scales = prescale_factor, postscale_factor
+        reduced = _reduced(group, reduce_op, *scales, compression, name, "grouped_allreduce", members)
         for k, tensor in zip(dense, reduced, strict=True):
             results[k] = tensor
     return results
@@ -139,10 +157,10 @@ def allgather(
             counts as one row.
         name: name of the operation, the same on all ranks.
         ignore_name_scope: not used.
-        process_set: the global one.
+        process_set: among which ranks; by default among all.
     """
-    check_process_set(process_set)
-    return _gathered([tensor], name, "allgather")[0]
+    members = set_id(process_set)
+    return _gathered([tensor], name, "allgather", members)[0]
 
 
 @as_written
@@ -153,13 +171,13 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """As :func:`allgather`, for a list of tensors that are gathered as one unit."""
-    check_process_set(process_set)
-    return _gathered(tensors, name, "grouped_allgather")
+    members = set_id(process_set)
+    return _gathered(tensors, name, "grouped_allgather", members)
 
 
-def _gathered(tensors: Sequence[Any], name: str | None, kind: str) -> list[Any]:
+def _gathered(tensors: Sequence[Any], name: str | None, kind: str, members: int) -> list[Any]:
     sent = [tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor for tensor in raw.tensors(tensors)]
-    return naming.run(kind, name, sent[0], lambda name: raw.allgather(sent, name)[0])
+    return naming.run(kind, name, sent[0], lambda name: raw.allgather(sent, name, members)[0])
 
 
 @as_written
@@ -177,12 +195,12 @@ def broadcast(
         root_rank: whose tensor it is.
         name: name of the operation, the same on all ranks.
         ignore_name_scope: not used.
-        process_set: the global one.
+        process_set: among which ranks; by default among all.
     """
-    check_process_set(process_set)
+    members = set_id(process_set)
     check_root(root_rank, basics.size())
     (sent,) = raw.tensors([tensor])
-    return naming.run("broadcast", name, sent, lambda name: raw.broadcast(sent, root_rank, name))
+    return naming.run("broadcast", name, sent, lambda name: raw.broadcast(sent, root_rank, name, members))
 
 
 @as_written
@@ -212,17 +230,17 @@ def alltoall(
             None: the tensor's rows, which must divide evenly, in equal parts.
         name: name of the operation, the same on all ranks.
         ignore_name_scope: not used.
-        process_set: the global one.
+        process_set: among which ranks; by default among all.
 
     Returns:
         The received rows in the order of the ranks; with ``splits`` the pair of these and an int32 tensor that says
         how many came from each rank.
     """
-    check_process_set(process_set)
+    members = set_id(process_set)
     (sent,) = raw.tensors([tensor])
     _check_rows(sent, "alltoall")
     rows = tf.zeros([0], tf.int64) if splits is None else _splits(splits)
-    received, counts = naming.run("alltoall", name, sent, lambda name: raw.alltoall(sent, rows, name))
+    received, counts = naming.run("alltoall", name, sent, lambda name: raw.alltoall(sent, rows, name, members))
     return received if splits is None else (received, tf.cast(counts, tf.int32))
 
 
@@ -262,7 +280,7 @@ def reducescatter(
         compression: what the tensor is sent as.
         op: ``Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product``.
         name: name of the operation, the same on all ranks.
-        process_set: the global one.
+        process_set: among which ranks; by default among all.
         ignore_name_scope: not used.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result.
@@ -285,7 +303,7 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """As :func:`reducescatter`, for a list of tensors that are reduced as one unit."""
     reduce_op = reducescatter_op(op)
-    check_process_set(process_set)
+    members = set_id(process_set)
     pairs = [compression.compress(tensor) for tensor in raw.tensors(tensors)]
     sent = [tensor for tensor, _ in pairs]
     for tensor in sent:
@@ -294,7 +312,7 @@ def grouped_reducescatter(
         "reducescatter",
         name,
         sent[0],
-        lambda name: raw.reducescatter(sent, name, reduce_op, prescale_factor, postscale_factor),
+        lambda name: raw.reducescatter(sent, name, reduce_op, prescale_factor, postscale_factor, members),
     )
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(scattered, pairs, strict=True)]
 
@@ -305,8 +323,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
 
     In a TF1 graph the result is the operation that waits.
     """
-    check_process_set(process_set)
-    done = naming.run("barrier", None, None, raw.barrier)
+    members = set_id(process_set)
+    done = naming.run("barrier", None, None, lambda name: raw.barrier(name, members))
     return done if in_tf1_graph() else None
 
 

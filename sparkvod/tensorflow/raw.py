@@ -49,6 +49,21 @@ def _bits(factor: float) -> int:
     return bits
 
 
+def ranks_of(process_set: int) -> list[int]:
+    """Returns the sorted ranks of a registered process set."""
+    return basics.world().ranks_of(process_set)
+
+
+def _among(process_set: int) -> dict[str, int]:
+    ranks, rank = ranks_of(process_set), basics.rank()
+    # Of a rank outside the set, the engine says so.
+    return {
+        "process_set": process_set,
+        "member": ranks.index(rank) if rank in ranks else 0,
+        "members": len(ranks),
+    }
+
+
 def _called(op: str, *args: Any, **attributes: Any) -> Any:
     function = getattr(library.load(), f"sparkvod_{op}")
     if tf.executing_eagerly():
@@ -61,43 +76,43 @@ def _called(op: str, *args: Any, **attributes: Any) -> Any:
     return function(_token(), *args, **attributes)
 
 
-def allreduce(values: Sequence[Any], name: str, op: int, prescale: float = 1.0, postscale: float = 1.0) -> list[Any]:
+def allreduce(
+    values: Sequence[Any], name: str, op: int, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0
+) -> list[Any]:
     """Returns the reduced tensors, one unit."""
-    return _called(
-        "allreduce", values, tensor_name=name, reduce_op=op, prescale=_bits(prescale), postscale=_bits(postscale)
-    )
+    scales = {"prescale": _bits(prescale), "postscale": _bits(postscale)}
+    return _called("allreduce", values, tensor_name=name, reduce_op=op, **scales, **_among(process_set))
 
 
-def allgather(values: Sequence[Any], name: str) -> tuple[list[Any], Any]:
+def allgather(values: Sequence[Any], name: str, process_set: int = 0) -> tuple[list[Any], Any]:
     """Returns the gathered tensors, and an int64 tensor of each one's and each rank's number of rows."""
-    results, rows = _called("allgather", values, tensor_name=name)
+    results, rows = _called("allgather", values, tensor_name=name, **_among(process_set))
     return [_by_rows(result, value) for result, value in zip(results, values, strict=True)], rows
 
 
-def broadcast(value: Any, root_rank: int, name: str) -> Any:
+def broadcast(value: Any, root_rank: int, name: str, process_set: int = 0) -> Any:
     """Returns the root's tensor."""
-    return _called("broadcast", [value], tensor_name=name, root_rank=root_rank)[0]
+    return _called("broadcast", [value], tensor_name=name, root_rank=root_rank, **_among(process_set))[0]
 
 
 def reducescatter(
-    values: Sequence[Any], name: str, op: int, prescale: float = 1.0, postscale: float = 1.0
+    values: Sequence[Any], name: str, op: int, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0
 ) -> list[Any]:
     """Returns this rank's rows of the reduced tensors, one unit."""
-    results = _called(
-        "reducescatter", values, tensor_name=name, reduce_op=op, prescale=_bits(prescale), postscale=_bits(postscale)
-    )
+    scales = {"prescale": _bits(prescale), "postscale": _bits(postscale)}
+    results = _called("reducescatter", values, tensor_name=name, reduce_op=op, **scales, **_among(process_set))
     return [_by_rows(result, value) for result, value in zip(results, values, strict=True)]
 
 
-def alltoall(value: Any, splits: Any, name: str) -> tuple[Any, Any]:
+def alltoall(value: Any, splits: Any, name: str, process_set: int = 0) -> tuple[Any, Any]:
     """Returns what came from all ranks, and an int64 tensor of each rank's number of rows; no splits: equal ones."""
-    results, rows = _called("alltoall", [value], splits, tensor_name=name)
+    results, rows = _called("alltoall", [value], splits, tensor_name=name, **_among(process_set))
     return _by_rows(results[0], value), rows
 
 
-def barrier(name: str) -> Any:
+def barrier(name: str, process_set: int = 0) -> Any:
     """Ends when all ranks have called it."""
-    return _called("barrier", tensor_name=name)
+    return _called("barrier", tensor_name=name, **_among(process_set))
 
 
 def world(what: int, name: str | None) -> Any:
@@ -124,6 +139,10 @@ def _factor(op: Any, name: str) -> float:
     return factor
 
 
+def _set_of(op: Any) -> int:
+    return int(op.get_attr("process_set"))
+
+
 def _differentiable(op: Any) -> int:
     code = int(op.get_attr("reduce_op"))
     if code not in (ops.Average, ops.Sum):
@@ -148,15 +167,16 @@ def _for_those_there(grads: Sequence[Any], call: Any) -> list[Any]:
 def _allreduce_gradient(op: Any, *grads: Any) -> list[Any]:
     code, name = _differentiable(op), f"{_attribute(op, 'tensor_name')}.grad"
     scales = _factor(op, "prescale"), _factor(op, "postscale")
-    return [None, *_for_those_there(grads, lambda there: allreduce(there, name, code, *scales))]
+    return [None, *_for_those_there(grads, lambda there: allreduce(there, name, code, *scales, _set_of(op)))]
 
 
 @tf.RegisterGradient("SparkvodAllgather")
 def _allgather_gradient(op: Any, *grads: Any) -> list[Any]:
     # The average of the gradients over the ranks, of which each keeps its own rows.
-    name, rank = f"{_attribute(op, 'tensor_name')}.grad", basics.rank()
-    averaged = _for_those_there(grads[:-1], lambda there: allreduce(there, name, ops.Average))
-    rows = tf.reshape(op.outputs[-1], [-1, basics.size()])
+    name, ranks = f"{_attribute(op, 'tensor_name')}.grad", ranks_of(_set_of(op))
+    rank = ranks.index(basics.rank())
+    averaged = _for_those_there(grads[:-1], lambda there: allreduce(there, name, ops.Average, process_set=_set_of(op)))
+    rows = tf.reshape(op.outputs[-1], [-1, len(ranks)])
     mine = []
     for k, grad in enumerate(averaged):
         if grad is not None:
@@ -172,7 +192,7 @@ def _broadcast_gradient(op: Any, grad: Any) -> list[Any]:
     if grad is None:
         return [None, None]
     name = f"{_attribute(op, 'tensor_name')}.grad"
-    (averaged,) = allreduce([tf.convert_to_tensor(grad)], name, ops.Average)
+    (averaged,) = allreduce([tf.convert_to_tensor(grad)], name, ops.Average, process_set=_set_of(op))
     return [None, averaged if basics.rank() == int(op.get_attr("root_rank")) else averaged * 0]
 
 
@@ -180,8 +200,8 @@ def _broadcast_gradient(op: Any, grad: Any) -> list[Any]:
 def _reducescatter_gradient(op: Any, *grads: Any) -> list[Any]:
     # The allgather of the gradients; of a sum times the size, as in the peer.
     code, name = _differentiable(op), f"{_attribute(op, 'tensor_name')}.grad"
-    scale = _factor(op, "prescale") * _factor(op, "postscale") * (basics.size() if code == ops.Sum else 1)
-    gathered = _for_those_there(grads, lambda there: allgather(there, name)[0])
+    scale = _factor(op, "prescale") * _factor(op, "postscale") * (len(ranks_of(_set_of(op))) if code == ops.Sum else 1)
+    gathered = _for_those_there(grads, lambda there: allgather(there, name, _set_of(op))[0])
     return [None, *(None if grad is None else grad * tf.cast(scale, grad.dtype) for grad in gathered)]
 
 
@@ -190,7 +210,8 @@ def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
     # Back to where the rows came from; rows that were not sent have none.
     if grad is None:
         return [None, None, None]
-    back, _ = alltoall(tf.convert_to_tensor(grad), op.outputs[-1], f"{_attribute(op, 'tensor_name')}.grad")
+    name = f"{_attribute(op, 'tensor_name')}.grad"
+    back, _ = alltoall(tf.convert_to_tensor(grad), op.outputs[-1], name, _set_of(op))
     shape = tf.shape(op.inputs[1])
     missing = tf.concat([shape[:1] - tf.shape(back)[:1], shape[1:]], 0)
     return [None, tf.concat([back, tf.zeros(missing, back.dtype)], 0), None]
