@@ -224,6 +224,34 @@ TEST(BroadcastFromEngineMemory) {
     });
 }
 
+// More than 2^31 elements: what counts them is wide enough. 2 GiB per rank, so in full only.
+TEST(MoreElementsThan31BitsCount) {
+  if (!Full()) return;
+  constexpr int64_t kCount = (int64_t{1} << 31) + 5;
+  for (const Kind& kind : {kInproc, kTcp}) {
+    WorldOptions options;
+    options.seconds = 300;
+    RunWorld(
+        kind, 2,
+        [](Engine& engine, int rank) {
+          std::vector<uint8_t> data(static_cast<size_t>(kCount), static_cast<uint8_t>(rank + 1));
+          data.back() = 40;
+          const Request sum = AllreduceOf("large", DType::kUInt8, {kCount});
+          EXPECT_EQ(Run(engine, sum, {{data.data(), data.data(), data.size()}}).Report(), "ok");
+          EXPECT_EQ(int{data[(size_t{1} << 31) + 3]}, 3);
+          EXPECT_EQ(int{data.back()}, 80);
+          std::vector<uint8_t> out(
+              static_cast<size_t>(FirstRow(kCount, rank + 1, 2) - FirstRow(kCount, rank, 2)));
+          const Request scatter =
+              RequestOf("scatter", Collective::kReducescatter, {{DType::kUInt8, {kCount}}});
+          EXPECT_EQ(Run(engine, scatter, {{data.data(), out.data(), data.size()}}).Report(), "ok");
+          EXPECT_EQ(int{out[0]}, 6);
+          if (rank == 1) EXPECT_EQ(int{out.back()}, 160);
+        },
+        options);
+  }
+}
+
 // A disagreement names who sent what, ends on all ranks, and leaves the engine as it was.
 TEST(ExchangesThatDisagree) {
   for (const Kind& kind : Kinds())
