@@ -1,0 +1,98 @@
+"""Keras 3 on TensorFlow or PyTorch: ``import sparkvod.keras as hvd``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkvod.core.basics import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    stats,
+)
+from sparkvod.core.objects import allgather_object, broadcast_object
+from sparkvod.core.ops import Adasum, Average, Sum
+from sparkvod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from sparkvod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from sparkvod.keras import backends, callbacks
+from sparkvod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+
+_backend = backends.current()
+Compression: Any = _backend.Compression
+allreduce: Any = _backend.allreduce
+allgather: Any = _backend.allgather
+broadcast: Any = _backend.broadcast
+reducescatter: Any = _backend.reducescatter
+
+
+def broadcast_variables(variables: Any, root_rank: int) -> None:
+    """Overwrites Keras's variables, in the same order on all ranks, with the root's values."""
+    _backend.broadcast_variables(list(variables), root_rank)
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Any = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = None,
+    legacy_opts: bool = False,
+) -> Any:
+    """Loads a model and makes its optimizer, with the state it was saved with, a distributed one.
+
+    Args:
+        filepath: a ``.keras`` file.
+        custom_optimizers: classes of optimizers that Keras does not know.
+        custom_objects: further classes and functions by name.
+        compression: of the optimizer's gradients.
+        legacy_opts: for compatibility; Keras 3 has no legacy optimizers.
+    """
+    import keras
+
+    known = {each.__name__: each for each in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    if getattr(model, "optimizer", None) is not None:
+        DistributedOptimizer(model.optimizer, compression=compression)
+    return model
+
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "cross_rank",
+    "cross_size",
+    "global_process_set",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "shutdown",
+    "size",
+    "stats",
+]
