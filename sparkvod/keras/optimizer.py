@@ -51,7 +51,7 @@ class _Distributed:
             base.apply(state.reducer.reduce(grads, variables), variables)
             return
         if not self.built:  # type: ignore[has-type]
-            self.build(variables)  # type: ignore[attr-defined]
+            self.build(variables)
             self.built = True
         self._accumulate(grads, variables, base.apply)
 
