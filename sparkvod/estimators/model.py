@@ -18,7 +18,7 @@ from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
-from sparkvod.data.schema import folding, quoted
+from sparkvod.data.schema import folding, from_spark, quoted
 from sparkvod.errors import DataError
 from sparkvod.estimators.columns import Input, require_spark
 from sparkvod.estimators.params import TableParams
@@ -165,13 +165,17 @@ class ModelBase(TableParams, Saved, Model):
 
 def _as_plain(dataset: DataFrame, name: str, shape: list[int], inputs: tuple[Input, ...]) -> Column:
     """Returns a feature column as numbers or lists of numbers: ML vectors are turned into lists."""
-    column = dataset[quoted(name)]
-    is_vector = isinstance(dataset.schema[name].dataType, T.UserDefinedType)
-    if shape and not is_vector and not isinstance(dataset.schema[name].dataType, T.ArrayType):
+    data_type = dataset.schema[name].dataType
+    is_vector = isinstance(data_type, T.UserDefinedType)
+    # What could not be trained on has no meaning here either: a date would be days, a timestamp microseconds.
+    found = from_spark(name, data_type.json(), data_type.simpleString())
+    if (found.kind == "vector") != bool(shape):
+        expected = f"a vector or an array of {shape[0]} numbers" if shape else "a number"
         raise DataError(
-            f"feature column {name!r} of type {dataset.schema[name].dataType.simpleString()} was found, "
-            f"a vector or an array of {shape[0]} numbers was expected, as in training"
+            f"feature column {name!r} of type {data_type.simpleString()} was found, {expected} was expected, as in "
+            "training"
         )
+    column = dataset[quoted(name)]
     if not is_vector:
         return column
     is_single = all(item.dtype == "float32" for item in inputs if name in item.columns)

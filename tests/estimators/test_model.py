@@ -134,6 +134,13 @@ def test_features_that_are_not_there_or_of_another_kind(df: Any) -> None:
         fitted().transform(df.drop("b"))
     with pytest.raises(DataError, match="feature column 'v' of type double was found, a vector or an array of 2"):
         fitted(shape=2).transform(df.selectExpr("a as v"))
+    with pytest.raises(DataError, match="column 'b' has the type date, which cannot become a tensor.*dayofyear"):
+        fitted().transform(df.selectExpr("a", "date'2020-01-01' as b"))
+    with pytest.raises(DataError, match="column 'b' has the type string, which cannot become a tensor"):
+        fitted().transform(df.selectExpr("a", "string(b) as b"))
+    with pytest.raises(DataError, match="feature column 'b' of type array<float> was found, a number was expected"):
+        fitted().transform(df.selectExpr("a", "array(b) as b"))
+    assert fitted().transform(df.selectExpr("a", "id as b")).first()["y__output"] == 0.25
 
 
 def test_nulls_and_other_lengths_are_errors(df: Any) -> None:
