@@ -384,6 +384,7 @@ std::string Negotiator::Missing(int64_t now_ns, bool led, int64_t older_than_ns)
 }
 
 std::string Negotiator::Awaited() const {
+  if (joined_[static_cast<size_t>(comm_->rank())]) return {};
   std::string text;
   constexpr int kShown = 5;
   int found = 0;
