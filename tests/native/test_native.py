@@ -26,7 +26,7 @@ SANITIZER_OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1",
 }
-BUILD_SECONDS, RUN_SECONDS, FULL_RUN_SECONDS = 1200, 180, 1800
+BUILD_SECONDS, RUN_SECONDS, FULL_RUN_SECONDS = 1200, 600, 1800
 
 
 def tool(name: str) -> str:
