@@ -128,8 +128,8 @@ void SetCurrent(std::shared_ptr<Engine> engine) {
 }
 
 const Table& OpsTable() {
-  static const Table table{kTableVersion, &SubmitCall, &ReleaseOwner, &WorldNumber};
-  return table;
+  static const Table kTable{kTableVersion, &SubmitCall, &ReleaseOwner, &WorldNumber};
+  return kTable;
 }
 
 }  // namespace sparkvod

@@ -249,7 +249,8 @@ Result Negotiator::AddSet(const Request& request, Operation* operation) {
   members.id = next_set_++;
   members.place = members.PlaceOf(comm_->rank());
   if (operation != nullptr) operation->set = std::make_shared<const Members>(members);
-  sets_[members.id] = std::make_shared<const Members>(std::move(members));
+  const auto id = members.id;
+  sets_[id] = std::make_shared<const Members>(std::move(members));
   return {};
 }
 
