@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -123,6 +124,8 @@ def s3_server() -> Iterator[dict[str, Any]]:
     try:
         host, port = server.get_host_and_port()
         options = {"key": KEY, "secret": SECRET, "endpoint_url": f"http://{host}:{port}"}
+        # What servers hold is the process's: the bucket of an earlier one would still be there.
+        urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST"), timeout=10).close()
         fsspec.filesystem("s3", **options).mkdir("bucket")
         yield options
     finally:
