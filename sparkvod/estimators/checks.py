@@ -93,6 +93,13 @@ def a_dict(value: Any) -> dict[str, Any]:
     return value
 
 
+def file_name(value: Any) -> str:
+    """Takes a string that names one file or folder: no path, which could lead out of the store."""
+    if "/" in string(value) or "\\" in value or value in (".", ".."):
+        raise ValueError("a name without slashes, other than '.' and '..', was expected")
+    return str(value)
+
+
 def strings(value: Any) -> list[str]:
     """Takes a list of different strings; one string becomes a list of it."""
     if isinstance(value, str):

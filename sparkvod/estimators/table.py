@@ -155,7 +155,7 @@ ESTIMATOR: tuple[Entry, ...] = (
     Entry(
         "run_id",
         None,
-        checks.string,
+        checks.file_name,
         "name of the run: an interrupted run of that name goes on from its last checkpoint",
     ),
     Entry("checkpoint_every", None, _POSITIVE, "steps between checkpoints, besides the one at the end of each epoch"),

@@ -75,6 +75,8 @@ def test_values_are_set_by_keyword_setter_and_set_params():
         ({"backend": object()}, TypeError, "num_processes"),
         ({"store": 3}, TypeError, "Store"),
         ({"run_id": ""}, ValueError, "not empty"),
+        ({"run_id": ".."}, ValueError, "without slashes"),
+        ({"run_id": "../other"}, ValueError, "without slashes"),
         ({"input_dtypes": ["int65"]}, TypeError, "int65"),
     ],
 )
