@@ -164,7 +164,9 @@ def grouped_reducescatter_async(
         _check_rows(tensor, "reducescatter")
     name = name or new_name("grouped_reducescatter", members)
     return handles.add(
-        collectives.reducescatter(adapter, list(tensors), name, reducescatter_op(op), prescale_factor, postscale_factor)
+        collectives.reducescatter(
+            adapter, list(tensors), name, reducescatter_op(op), prescale_factor, postscale_factor, process_set=members
+        )
     )
 
 

@@ -162,6 +162,27 @@ def check_join(front: Any) -> None:
     assert front.values(hvd.allreduce(mine, op=hvd.Sum))[0] == n * (n + 1) / 2
 
 
+def _check_started(front: Any, members: Any, mine: Any, theirs: np.ndarray) -> None:
+    """Every collective that gives a handle takes the set: other ranks would be missing, or change the result."""
+    hvd, n = front.hvd, len(theirs)
+    rows = np.full(4 // n, theirs.sum())
+
+    def ended(start: Any, *args: Any, **kwargs: Any) -> Any:
+        return hvd.synchronize(start(*args, process_set=members, **kwargs))
+
+    np.testing.assert_array_equal(front.values(ended(hvd.allgather_async, mine)), np.repeat(theirs, 4))
+    np.testing.assert_array_equal(front.values(ended(hvd.broadcast_async, mine, members.ranks[-1])), [theirs[-1]] * 4)
+    np.testing.assert_array_equal(front.values(ended(hvd.reducescatter_async, mine, op=hvd.Sum)), rows)
+    received, _ = ended(hvd.alltoall_async, mine, [1] * n)
+    np.testing.assert_array_equal(front.values(received), theirs)
+    for summed in ended(hvd.grouped_allreduce_async, [mine, mine], op=hvd.Sum):
+        np.testing.assert_array_equal(front.values(summed), [theirs.sum()] * 4)
+    for gathered in ended(hvd.grouped_allgather_async, [mine, mine]):
+        np.testing.assert_array_equal(front.values(gathered), np.repeat(theirs, 4))
+    for scattered in ended(hvd.grouped_reducescatter_async, [mine, mine], op=hvd.Sum):
+        np.testing.assert_array_equal(front.values(scattered), rows)
+
+
 def check_process_sets(front: Any) -> None:
     hvd = front.hvd
     rank, n = hvd.rank(), hvd.size()
@@ -194,6 +215,8 @@ def check_process_sets(front: Any) -> None:
             first, _ = hvd.grouped_allreduce([mine, mine], op=hvd.Max, process_set=members)
             assert front.values(first)[0] == theirs.max()
             assert len(front.values(hvd.grouped_allgather([mine], process_set=members)[0])) == 4 * len(theirs)
+            if front.handles:
+                _check_started(front, members, mine, theirs)
             if front.in_place:
                 changed = front.tensor(np.ones(2), "float32")
                 hvd.allreduce_(changed, op=hvd.Sum, process_set=members)
