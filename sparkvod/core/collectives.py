@@ -269,11 +269,17 @@ def alltoall(
     return Pending(engine, handle, finish, (tensor, source))
 
 
-def join(over_active: bool) -> int:
-    """Returns, when all ranks have called it, the last one that did; this rank is neutral in what the others do."""
+def join(average_over: str) -> int:
+    """Returns, when all ranks have called it, the last one that did; this rank is neutral in what the others do.
+
+    Raises:
+        ValueError: ``average_over`` is neither "all" nor "active".
+    """
+    if average_over not in ("all", "active"):
+        raise ValueError(f"average_over={average_over!r} was found, 'all' or 'active' was expected")
     engine = basics.engine()
     return Pending(
-        engine, engine.join(over_active, False), lambda pending: engine.last_joined(pending.handle), None
+        engine, engine.join(average_over == "active", False), lambda pending: engine.last_joined(pending.handle), None
     ).wait()
 
 

@@ -342,9 +342,7 @@ def join(device: int = -1, average_over: str = "all") -> int:
     Returns:
         The rank that joined last.
     """
-    if average_over not in ("all", "active"):
-        raise ValueError(f"average_over={average_over!r} was found, 'all' or 'active' was expected")
-    return collectives.join(average_over == "active")
+    return collectives.join(average_over)
 
 
 def in_tf1_graph() -> bool:
