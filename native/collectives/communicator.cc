@@ -161,14 +161,32 @@ Result Communicator::Blame(int peer, const Result& cause) {
                       Name(peer) + " was lost during " + doing_ + ": " + cause.Report());
 }
 
+void Communicator::PublishWait(int peer) {
+  const auto world_rank =
+      peer < 0 ? 0 : static_cast<uint32_t>(ranks_[static_cast<size_t>(peer)]) + 1;
+  world_->arena->header().waits_for.store(world_rank);
+}
+
+std::string Communicator::Awaited(int peer) const {
+  const std::vector<int>& local = topology_.local_ranks;
+  const auto found = std::find(local.begin(), local.end(), peer);
+  if (found == local.end() || arenas_.empty()) return Name(peer);
+  const uint32_t next =
+      arenas_[static_cast<size_t>(found - local.begin())]->header().waits_for.load();
+  const auto by = std::find(ranks_.begin(), ranks_.end(), static_cast<int>(next) - 1);
+  const auto whom = static_cast<int>(by - ranks_.begin());
+  if (next == 0 || by == ranks_.end() || whom == rank() || whom == peer) return Name(peer);
+  return Name(peer) + " (which waits for " + Name(whom) + ")";
+}
+
 std::string Communicator::Waited(int peer, double seconds) const {
   std::string whom;
   if (peer >= 0) {
-    whom = Name(peer);
+    whom = Awaited(peer);
   } else {
     for (int l = 0; l < local_size(); ++l)
       if (lanes_[static_cast<size_t>(l)].phase->load() < phase_)
-        whom += (whom.empty() ? "" : ", ") + Name(topology_.local_ranks[static_cast<size_t>(l)]);
+        whom += (whom.empty() ? "" : ", ") + Awaited(topology_.local_ranks[static_cast<size_t>(l)]);
   }
   char text[32];
   std::snprintf(text, sizeof text, "%g", seconds);

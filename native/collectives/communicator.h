@@ -134,6 +134,7 @@ class Communicator {
     for (;;) {
       Step step;
       SPARKVOD_TRY(Await(state, armed ? deadline.LeftMs(kSleepMs) : kFirstSleepMs, attempt, &step));
+      if (armed && step != Step::kStuck) PublishWait(-1);
       if (step == Step::kDone) return {};
       if (step == Step::kMoved) {
         armed = false;
@@ -141,6 +142,7 @@ class Communicator {
         // The clock is read only by those who sleep, so the deadline begins with the first sleep's
         // end.
         armed = true;
+        PublishWait(peer);
         deadline = Deadline::After(timeout_);
         warning = Deadline::After(warn_after_);
       } else if (deadline.Passed()) {
@@ -184,6 +186,11 @@ class Communicator {
   void FindTransport();
   Result TimedOut(int peer) const;
   std::string Waited(int peer, double seconds) const;
+  // Tells this host's ranks for whom this one waits, so that who waits for it says so; -1: nobody.
+  // What was published when a wait failed stays: the others may fail in the same moment.
+  void PublishWait(int peer);
+  // A rank's name, and for whom it waits itself, where this host knows that.
+  std::string Awaited(int peer) const;
   // `peer` is a rank of the world.
   Result Lost(int peer, const Departure& how) const;
 

@@ -1,8 +1,10 @@
 // The algorithms over every transport, on worlds of any size, without an engine above them.
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "native/collectives/direct.h"
@@ -49,6 +51,28 @@ std::vector<float> Sums(int size, size_t count, double scale = 1) {
     sums[i] *= static_cast<float>(scale);
   }
   return sums;
+}
+
+// Rank 2 does nothing; rank 1 waits for it, and rank 0 for rank 1, whose wait begins, and so ends,
+// later: rank 0 speaks first, and must not put the blame on rank 1 alone.
+TEST(WhoeverIsWaitedForIsSaidToWaitItself) {
+  ForEachTransport(3, [](World& world, const Transport& transport, Board& board) {
+    Config config = ConfigOf(transport);
+    config.collective_timeout = 1;
+    Communicator comm(&world, config, [] { return Result(); });
+    const int rank = comm.rank();
+    char byte = 0;
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    const std::string waited = rank == 2 ? "" : comm.Recv(rank + 1, &byte, 1).Report();
+    board.Barrier(rank);
+    if (rank == 1) EXPECT(waited.find("for " + comm.Name(2) + " in ") != std::string::npos);
+    if (rank == 0) {
+      const bool knows = !world.local_arenas.empty();
+      const std::string whom =
+          comm.Name(1) + (knows ? " (which waits for " + comm.Name(2) + ")" : "");
+      EXPECT(waited.find("for " + whom + " in ") != std::string::npos);
+    }
+  });
 }
 
 TEST(RingAllreduceSums) {
