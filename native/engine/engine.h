@@ -83,6 +83,7 @@ class Engine {
   Timeline& timeline() { return timeline_; }
 
  private:
+  using Condition = std::function<bool()>;
   enum class State { kNew, kListening, kConnecting, kRunning, kStopped };
 
   explicit Engine(const Config& config) : config_(config) {}
@@ -110,8 +111,7 @@ class Engine {
   void CheckStall();
   // The others wait for this rank.
   void BeLate(const Logger& log, const std::string& awaited) const;
-  template <typename Until>
-  void DriveUntil(Until until, const Deadline& deadline, const Interrupted& interrupted);
+  void DriveUntil(const Condition& until, const Deadline& deadline, const Interrupted& interrupted);
 
   // With mu_ held:
   bool TakeToken();
@@ -122,8 +122,7 @@ class Engine {
   void Background();
   // Drives, or waits for who drives, until `until`, the deadline, an interrupt, or the end of the
   // engine.
-  template <typename Until>
-  void WaitUntil(Until until, const Deadline& deadline, const Interrupted& interrupted);
+  void WaitUntil(const Condition& until, const Deadline& deadline, const Interrupted& interrupted);
 
   Config config_;
   std::unique_ptr<Bootstrap> bootstrap_;
