@@ -72,6 +72,20 @@ class CastCompressor(Compressor):
         return tensor if ctx is None else cls.caster.cast(tensor, ctx)
 
 
+class Compressors:
+    """The compressors there are; a framework's ``Compression`` has them all.
+
+    Attributes:
+        none: gradients travel as they are.
+        fp16: floating-point gradients travel as float16; halves the bytes, overflows beyond 65,504.
+        bf16: floating-point gradients travel as bfloat16; halves the bytes, keeps float32's range and 8 bits.
+    """
+
+    none = NoneCompressor
+    fp16: type[CastCompressor]
+    bf16: type[CastCompressor]
+
+
 def cast_compressor(class_name: str, wire: str, caster: Any, module: str) -> type[CastCompressor]:
     """Returns a compressor class.
 

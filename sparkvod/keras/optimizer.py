@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import keras
 
 from sparkvod import log
+from sparkvod.core.gradients import groups_of
 from sparkvod.core.ops import Average, reduce_op
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.keras import backends
@@ -161,16 +161,13 @@ def DistributedOptimizer(  # noqa: N802
             f"backward_passes_per_step={backward_passes_per_step} was found with an optimizer that has "
             f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}, one of them was expected"
         )
-    if num_groups:
-        warnings.warn("num_groups= is deprecated, use groups=", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
     reducer = backend.reducer(
         process_set,
         compression=compression or backend.Compression.none,
         sparse_as_dense=sparse_as_dense,
         op=reduce_op(op),
         predivide=gradient_predivide_factor,
-        groups=_checked(groups),
+        groups=groups_of(groups, num_groups),
         scale_local=scale_local_gradients,
     )
     refuse_jit()
@@ -194,14 +191,6 @@ def _make_accumulators(optimizer: Any) -> None:
         keras.Variable(keras.ops.zeros(v.shape, dtype=v.dtype), dtype=v.dtype, trainable=False, name="summed")
         for v in optimizer._trainable_variables
     ]
-
-
-def _checked(groups: Any) -> Any:
-    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
-        return groups or None
-    if isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups):
-        return [list(group) for group in groups]
-    raise ValueError(f"groups={groups!r} was found, a number of groups or lists of variables were expected")
 
 
 def PartialDistributedOptimizer(  # noqa: N802

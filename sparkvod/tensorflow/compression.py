@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparkvod.core.compression import CastCompressor, Compressor, NoneCompressor, cast_compressor
+from sparkvod.core.compression import CastCompressor, Compressor, Compressors, NoneCompressor, cast_compressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
@@ -29,15 +29,8 @@ FP16Compressor: type[CastCompressor] = cast_compressor("FP16Compressor", "float1
 BF16Compressor: type[CastCompressor] = cast_compressor("BF16Compressor", "bfloat16", _Caster, __name__)
 
 
-class Compression:
-    """The compressors there are.
+class Compression(Compressors):
+    """The compressors there are, as :class:`sparkvod.core.compression.Compressors` tells."""
 
-    Attributes:
-        none: gradients travel as they are.
-        fp16: floating-point gradients travel as float16; halves the bytes, overflows beyond 65,504.
-        bf16: floating-point gradients travel as bfloat16; halves the bytes, keeps float32's range and 8 bits.
-    """
-
-    none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor

@@ -6,10 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparkvod.core.gradients import groups_of
 from sparkvod.core.ops import Average
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.tensorflow.compression import Compression
-from sparkvod.tensorflow.gradients import GradientReducer, groups_of
+from sparkvod.tensorflow.gradients import GradientReducer, distributed
 
 
 class _Distributed(tf.compat.v1.train.Optimizer):
@@ -54,12 +55,9 @@ def distribute_v1(
             f"backward_passes_per_step={backward_passes_per_step} was found with an optimizer of TF1, 1 was expected; "
             "use an optimizer of Keras, or sum the gradients before apply_gradients"
         )
-    base = type(optimizer)
-    if issubclass(base, _Distributed):
+    if isinstance(optimizer, _Distributed):
         raise ValueError("an optimizer that is already distributed was found, a plain one was expected; wrap it once")
-    distributed: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__doc__": base.__doc__}))
-    distributed.__dict__.update(optimizer.__dict__)
-    distributed._reducer = GradientReducer(
+    reducer = GradientReducer(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,
@@ -69,4 +67,4 @@ def distribute_v1(
         scale_local=scale_local_gradients,
         prefix="optimizer",
     )
-    return distributed
+    return distributed(optimizer, _Distributed, reducer)

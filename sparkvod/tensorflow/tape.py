@@ -7,10 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparkvod.core.gradients import groups_of
 from sparkvod.core.ops import Average
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.tensorflow.compression import Compression
-from sparkvod.tensorflow.gradients import GradientReducer, groups_of
+from sparkvod.tensorflow.gradients import GradientReducer, distributed
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
@@ -91,10 +92,7 @@ def DistributedGradientTape(  # noqa: N802
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(f"a {type(gradtape).__name__} was found, a tf.GradientTape was expected")
-    base = type(gradtape)
-    tape: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__doc__": base.__doc__}))
-    tape.__dict__.update(gradtape.__dict__)
-    tape._reducer = GradientReducer(
+    reducer = GradientReducer(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,
@@ -104,7 +102,7 @@ def DistributedGradientTape(  # noqa: N802
         scale_local=scale_local_gradients,
         prefix="tape",
     )
-    return tape
+    return distributed(gradtape, _Distributed, reducer)
 
 
 def PartialDistributedGradientTape(  # noqa: N802

@@ -7,7 +7,6 @@ rows calls ``step()`` without a backward pass and contributes nothing.
 
 from __future__ import annotations
 
-import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from sparkvod.core import ops
+from sparkvod.core.gradients import check_predivide, chunks, groups_of
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.core.timeline import timeline_span
 from sparkvod.torch.compression import Compression
@@ -204,15 +204,7 @@ def DistributedOptimizer(  # noqa: N802
     """
     ops.check_process_set(process_set)
     op = ops.reduce_op(op)
-    if gradient_predivide_factor != 1.0 and op != ops.Average:
-        raise ValueError(
-            f"gradient_predivide_factor={gradient_predivide_factor} was found with op=Sum, it was expected with "
-            "op=Average only; leave it out"
-        )
-    if not _is_number(gradient_predivide_factor) or not 0 < gradient_predivide_factor < math.inf:
-        raise ValueError(
-            f"gradient_predivide_factor={gradient_predivide_factor} was found, a positive one was expected"
-        )
+    check_predivide(gradient_predivide_factor, op)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"a {type(optimizer).__name__} was found, a torch.optim.Optimizer to wrap was expected")
     if not all(callable(getattr(compression, method, None)) for method in ("compress", "decompress")):
@@ -221,9 +213,7 @@ def DistributedOptimizer(  # noqa: N802
             "decompress was expected"
         )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if num_groups:
-        warnings.warn("num_groups= is deprecated, use groups=", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
+    groups = groups_of(groups, num_groups, "parameters")
     settings = Settings(
         names=_names(optimizer, named_parameters),
         compression=compression,
@@ -242,10 +232,6 @@ def DistributedOptimizer(  # noqa: N802
     distributed._start(settings)
     distributed._exchange.attach()
     return distributed
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _positive(passes: Any) -> int:
@@ -301,12 +287,8 @@ def _groups(
 ) -> list[list[int]] | None:
     if groups is None:
         return None
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 0:
-            raise ValueError(f"groups={groups} was found, a number of groups or lists of parameters were expected")
-        return _chunks(groups, len(parameters)) if groups else None
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError(f"groups={groups!r} was found, a number of groups or lists of parameters were expected")
+    if isinstance(groups, int):
+        return chunks(groups, range(len(parameters)))
     places = {id(parameter): index for index, parameter in enumerate(parameters)}
     indices: list[list[int]] = []
     seen: set[int] = set()
@@ -323,9 +305,3 @@ def _groups(
             if id(parameter) in places:
                 indices[-1].append(places[id(parameter)])
     return [group for group in indices if group]
-
-
-def _chunks(number: int, count: int) -> list[list[int]]:
-    number = min(number, count)
-    bounds = [count * k // number for k in range(number + 1)]
-    return [list(range(first, end)) for first, end in zip(bounds, bounds[1:], strict=False)]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from sparkvod.core import basics
-from sparkvod.core.ops import Average, Sum, check_process_set, check_root, predivide_scales, reduce_op
-from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.core.gradients import GradientPlan
+from sparkvod.core.ops import Average, check_process_set, check_root
+from sparkvod.core.process_sets import ProcessSet
 from sparkvod.torch import Compression, ops, scatter
 
 __all__ = ["Compression", "allgather", "allreduce", "broadcast", "broadcast_variables", "reducer", "reducescatter"]
@@ -52,33 +52,12 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
         variable.assign(ops.synchronize(handle))
 
 
-@dataclass
-class _Reducer:
-    """Reduces gradients over the ranks, all as one unit or by groups; the attributes are ``GradientReducer``'s."""
-
-    compression: Any
-    sparse_as_dense: bool
-    op: int
-    predivide: float
-    groups: Any
-    process_set: ProcessSet = global_process_set
-    scale_local: bool = True
-    local: set[int] = field(default_factory=set)
+class _Reducer(GradientPlan):
+    """Reduces gradients over the ranks, all as one unit or by groups."""
 
     def __post_init__(self) -> None:
         check_process_set(self.process_set)
-        self.op = reduce_op(self.op)
-        if self.predivide != 1.0 and self.op != Average:
-            raise ValueError(
-                f"gradient_predivide_factor={self.predivide} was found with op=Sum, it was expected with op=Average "
-                "only; leave it out"
-            )
-        if self.predivide <= 0:
-            raise ValueError(f"gradient_predivide_factor={self.predivide} was found, a positive one was expected")
-
-    def register_local(self, variable: Any) -> None:
-        """Says that a variable's gradient is this rank's own business."""
-        self.local.add(id(variable))
+        super().__post_init__()
 
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns the gradients, those of local variables scaled, the others reduced; None stays None."""
@@ -88,16 +67,14 @@ class _Reducer:
         for k, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if grad is None:
                 continue
-            if id(variable) in self.local:
+            if self.is_local(variable):
                 results[k] = grad / size if self.scale_local else grad
             else:
                 places.append(k)
         if size == 1:
             return results
-        op, prescale, postscale = self.op, 1.0, 1.0
-        if self.predivide != 1.0:
-            op, (prescale, postscale) = Sum, predivide_scales(self.predivide, size)
-        for number, group in enumerate(self._grouped(places, variables)):
+        op, prescale, postscale = self.scales(size)
+        for number, group in enumerate(self.units(places, variables, together=True)):
             pairs = [self.compression.compress(results[k].detach()) for k in group]
             reduced = ops.grouped_allreduce(
                 [tensor for tensor, _ in pairs],
@@ -109,21 +86,6 @@ class _Reducer:
             for k, tensor, (_, context) in zip(group, reduced, pairs, strict=True):
                 results[k] = self.compression.decompress(tensor, context)
         return results
-
-    def _grouped(self, places: list[int], variables: Sequence[Any]) -> list[list[int]]:
-        if not places:
-            return []
-        if self.groups is None:
-            return [places]
-        if isinstance(self.groups, int):
-            number = min(self.groups, len(places))
-            bounds = [len(places) * n // number for n in range(number + 1)]
-            return [places[first:end] for first, end in zip(bounds, bounds[1:], strict=False)]
-        group_of = {id(variable): n for n, group in enumerate(self.groups) for variable in group}
-        grouped: dict[Any, list[int]] = {}
-        for k in places:
-            grouped.setdefault(group_of.get(id(variables[k]), ("alone", k)), []).append(k)
-        return list(grouped.values())
 
 
 def reducer(process_set: ProcessSet, **arguments: Any) -> _Reducer:

@@ -1,0 +1,75 @@
+"""What reductions of gradients share: their arguments, and which gradients are one unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkvod.core.compression import NoneCompressor
+from sparkvod.core.gradients import GradientPlan, check_predivide, chunks, groups_of
+from sparkvod.core.ops import Average, Sum
+
+
+@pytest.mark.parametrize("factor", [0, -1.0, float("inf"), float("nan"), "2", True, None])
+def test_factors_that_are_refused(factor: Any) -> None:
+    with pytest.raises(ValueError, match="a positive one was expected"):
+        check_predivide(factor, Average)
+
+
+def test_a_factor_goes_with_averages_only() -> None:
+    check_predivide(1.0, Sum)
+    check_predivide(2, Average)
+    with pytest.raises(ValueError, match="with op=Sum"):
+        check_predivide(2, Sum)
+
+
+def test_groups() -> None:
+    assert groups_of(None, 0) is None
+    assert groups_of(0, 0) is None
+    assert groups_of(3, 0) == 3
+    assert groups_of([("a",), ["b", "c"]], 0) == [["a"], ["b", "c"]]
+    with pytest.warns(DeprecationWarning, match="use groups=") as told:
+        assert groups_of(None, 2) == 2
+    assert len(told) == 1
+    for wrong in (-1, True, "ab", ["a"], 1.5):
+        with pytest.raises(ValueError, match="lists of parameters were expected"):
+            groups_of(wrong, 0, "parameters")
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "lengths"), [(1, 3, [3]), (2, 5, [2, 3]), (3, 3, [1, 1, 1]), (9, 2, [1, 1]), (4, 0, [])]
+)
+def test_chunks(number: int, count: int, lengths: list[int]) -> None:
+    parts = chunks(number, range(count))
+    assert [len(part) for part in parts] == lengths
+    assert [item for part in parts for item in part] == list(range(count))
+
+
+def test_units() -> None:
+    variables = ["a", "b", "c", "d"]
+
+    def units(groups: Any, places: list[int], together: bool = True) -> list[list[int]]:
+        return GradientPlan(NoneCompressor, groups=groups).units(places, variables, together)
+
+    assert units(None, [0, 2]) == [[0, 2]]
+    assert units(None, [0, 2], together=False) == [[0], [2]]
+    assert units(2, [0, 1, 3]) == [[0], [1, 3]]
+    assert units([["d", "a"]], [0, 1, 3]) == [[0, 3], [1]]
+    assert units(2, []) == units(None, [], together=False) == []
+
+
+def test_scales() -> None:
+    assert GradientPlan(NoneCompressor, op=Sum).scales(4) == (Sum, 1.0, 1.0)
+    op, before, after = GradientPlan(NoneCompressor, predivide=8.0).scales(4)
+    assert (op, before, after) == (Sum, 1 / 8, 2.0)
+
+
+def test_local_variables() -> None:
+    plan = GradientPlan(NoneCompressor)
+    one, other = object(), object()
+    assert not plan.is_local(one)
+    plan.register_local(one)
+    assert plan.is_local(one)
+    assert not plan.is_local(other)
+    assert not GradientPlan(NoneCompressor).is_local(one)
