@@ -16,6 +16,9 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
+from sparkvod import log
+
+_log = log.get("data")
 IN_PLACE = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "sftp", "ssh", "smb", "ftp", "dbfs"})
 """Protocols of file systems that show a file while it is being written, as object stores do not."""
 OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss", "cos"})
@@ -140,7 +143,9 @@ def create(fs: AbstractFileSystem, path: str, data: bytes) -> bool | None:
         fs.pipe_file(path, data, mode="create")
     except FileExistsError:
         return False
-    except (NotImplementedError, TypeError, ValueError):
+    except (NotImplementedError, TypeError, ValueError) as error:
+        # File systems differ in how they refuse the mode. Any other fault meets the caller's plain write again.
+        _log.debug("%s was not created exclusively: %s: %s", path, type(error).__name__, error)
         return None
     if isinstance(fs, MemoryFileSystem):
         return True

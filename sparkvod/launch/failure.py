@@ -35,7 +35,7 @@ _LOST = re.compile(
 # What the engine says of one rank that it waited for until the time-out; of several it names none as the cause.
 _LATE = re.compile(
     r"(?:waited \S+ s for|was not submitted by|join was not called by) "
-    r"rank (?P<rank>\d+) on (?P<host>[^\s,;]+)(?: in |, for which |, which )"
+    r"rank (?P<rank>\d+) on (?P<host>[^\s,;]+)(?: \(which waits for [^)]*\))?(?: in |, for which |, which )"
 )
 _RAISED = re.compile(r"rank \d+ raised (\w+)")
 

@@ -6,48 +6,16 @@ input that breaks it is left in the folder of the build: ``sparkvod_fuzz FILE`` 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD_SECONDS = 1200
-OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:abort_on_error=0",
-    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-}
+from tests.native.building import BUILD_SECONDS, VARIANTS, build, run
 
-
-def tool(name: str) -> str:
-    """Returns a build tool's path: the one of this Python's environment, else PATH's."""
-    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    if found is None:
-        pytest.skip(f"no {name} was found; 'pip install {name}' brings it")
-    return found
-
-
-def run(command: list[str], seconds: float, folder: Path) -> str:
-    """Runs a command and returns its output, or fails the test with the end of it."""
-    try:
-        process = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            timeout=seconds,
-            env={**os.environ, **OPTIONS},
-        )
-    except subprocess.TimeoutExpired as error:
-        pytest.fail(f"{command[0]} did not end within {seconds} s: {(error.output or b'')[-4000:]!r}")
-    output = process.stdout.decode(errors="replace")
-    if process.returncode != 0:
-        pytest.fail(f"{' '.join(command)} ended with {process.returncode}:\n{output[-12000:]}")
-    return output
+HALT = {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1"}
 
 
 def has_libfuzzer(clang: str, folder: Path) -> bool:
@@ -58,23 +26,11 @@ def has_libfuzzer(clang: str, folder: Path) -> bool:
     return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
 
 
-def build(folder: Path, options: list[str]) -> Path:
-    """Configures and builds the target, where anything changed, and returns the program."""
-    cmake = tool("cmake")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "CMakeCache.txt").exists():
-        command = [cmake, "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
-        common = ["-DSPARKVOD_PYTHON=OFF", "-DSPARKVOD_TESTS=ON", "-DSPARKVOD_SANITIZE=address,undefined"]
-        run([*command, *common, *options], BUILD_SECONDS, folder)
-    run([cmake, "--build", str(folder), "--target", "sparkvod_fuzz", "-j", "2"], BUILD_SECONDS, folder)
-    return folder / "sparkvod_fuzz"
-
-
 @pytest.mark.timeout(BUILD_SECONDS + 120)
 def test_parsers_survive_the_driver(full: bool) -> None:
     # The same build as the native tests under ASan.
-    program = build(ROOT / "build-native" / "address", [])
-    output = run([str(program), "60" if full else "10"], 110, program.parent)
+    program = build("address", "sparkvod_fuzz", VARIANTS["address"])
+    output = run([str(program), "60" if full else "10"], 110, program.parent, **HALT)
     inputs = re.search(r"(\d+) inputs, nothing broke", output)
     assert inputs, output
     assert int(inputs[1]) > 1000
@@ -88,15 +44,16 @@ def test_parsers_survive_libfuzzer(full: bool, tmp_path: Path) -> None:
             "no clang++ with libFuzzer was found (Debian: apt-get install clang); the driver's run stands for it"
         )
     options = [f"-DCMAKE_CXX_COMPILER={clang}", "-DSPARKVOD_LIBFUZZER=ON"]
-    program = build(ROOT / "build-native" / "fuzzer", options)
-    driver = build(ROOT / "build-native" / "address", [])
+    program = build("fuzzer", "sparkvod_fuzz", VARIANTS["address"] + options)
+    driver = build("address", "sparkvod_fuzz", VARIANTS["address"])
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    run([str(driver), "--seeds", str(corpus)], 60, tmp_path)
+    run([str(driver), "--seeds", str(corpus)], 60, tmp_path, **HALT)
     seconds = 60 if full else 10
     output = run(
         [str(program), str(corpus), f"-max_total_time={seconds}", "-max_len=4096", "-rss_limit_mb=4096", "-timeout=20"],
         110,
         program.parent,
+        **HALT,
     )
     assert re.search(r"Done \d+ runs", output), output

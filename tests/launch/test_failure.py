@@ -185,6 +185,7 @@ def waited(rank: int, message: str) -> Failure:
     "message",
     [
         "rank 0 on north waited 2 s for rank 3 on south in allreduce of 'a: b'; it is stopped or far behind",
+        "rank 0 on north waited 2 s for rank 3 on south (which waits for rank 1 on north) in allreduce of 'a'; it is",
         "'a' (allreduce) was not submitted by rank 3 on south, for which ranks 0,1 have waited 2 s (limit: 2 s)",
         "'a' was not submitted by rank 3 on south, for which rank 0 has waited 2 s; 'b' was not submitted by rank 3 "
         "on south, for which rank 0 has waited 2 s",
