@@ -29,6 +29,14 @@ def check_predivide(factor: Any, op: int) -> None:
         raise ValueError(f"gradient_predivide_factor={factor} was found, a positive one was expected")
 
 
+def scales(op: int, predivide: float, size: int) -> tuple[int, float, float]:
+    """Returns (op, prescale, postscale) of the allreduce that reduces gradients among ``size`` ranks.
+
+    An average with a ``predivide`` is a sum that divides by it before, and by the rest of the number of ranks after.
+    """
+    return (op, 1.0, 1.0) if predivide == 1.0 else (ops.Sum, 1.0 / predivide, predivide / size)
+
+
 def groups_of(groups: Any, num_groups: int, what: str = "variables") -> Any:
     """Returns the ``groups`` argument that two arguments ask for; ``num_groups`` is the deprecated one.
 
@@ -94,10 +102,8 @@ class GradientPlan:
         return bool(self._local) and self.key(variable) in self._local
 
     def scales(self, size: int) -> tuple[int, float, float]:
-        """Returns (op, prescale, postscale) of the allreduce among ``size`` ranks."""
-        if self.predivide == 1.0:
-            return self.op, 1.0, 1.0
-        return ops.Sum, *ops.predivide_scales(self.predivide, size)
+        """As :func:`scales`."""
+        return scales(self.op, self.predivide, size)
 
     def units(self, places: list[int], variables: Sequence[Any], together: bool) -> list[list[int]]:
         """Returns which gradients are reduced as one unit.

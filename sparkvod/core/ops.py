@@ -169,8 +169,3 @@ def check_distinct(places: Sequence[tuple[int, int]], name: str) -> None:
             f"the same tensor was found twice in '{name}', distinct ones were expected; pass each once, or use the "
             "form that returns new tensors"
         )
-
-
-def predivide_scales(factor: float, size: int) -> tuple[float, float]:
-    """Returns (prescale, postscale) of a sum that averages, dividing by ``factor`` before it and the rest after it."""
-    return 1.0 / factor, factor / size

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparkvod.core import basics, ops, timeline
+from sparkvod.core import basics, timeline
 from sparkvod.core.agreement import agree
 from sparkvod.core.compression import only_casts
+from sparkvod.core.gradients import scales
 from sparkvod.core.objects import any_rank
 from sparkvod.torch.gradients import BucketGradients, CompressedGradients, Gradients, Reduction
 
@@ -114,10 +115,7 @@ class GradientExchange:
 
     def _make(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> Gradients:
         settings, world = self.settings, basics.world()
-        op, prescale, postscale = settings.op, 1.0, 1.0
-        if settings.predivide != 1.0:
-            op = ops.Sum
-            prescale, postscale = ops.predivide_scales(settings.predivide, world.size)
+        op, prescale, postscale = scales(settings.op, settings.predivide, world.size)
         reduction = Reduction(op, prescale, postscale, settings.compression, settings.sparse_as_dense)
         if not only_casts(settings.compression):
             return CompressedGradients(parameters, names, reduction)

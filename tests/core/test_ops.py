@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sparkvod.core import ops
+from sparkvod.core.gradients import scales
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 
 
@@ -26,7 +27,7 @@ def test_reduce_op() -> None:
 
 
 def test_predivide() -> None:
-    prescale, postscale = ops.predivide_scales(2.0, 8)
+    _, prescale, postscale = scales(ops.Average, 2.0, 8)
     assert prescale * postscale * 8 == 1
 
 
