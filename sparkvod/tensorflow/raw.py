@@ -193,7 +193,10 @@ def _broadcast_gradient(op: Any, grad: Any) -> list[Any]:
         return [None, None]
     name = f"{_attribute(op, 'tensor_name')}.grad"
     (averaged,) = allreduce([tf.convert_to_tensor(grad)], name, ops.Average, process_set=_set_of(op))
-    return [None, averaged if basics.rank() == int(op.get_attr("root_rank")) else averaged * 0]
+    # The same graph on all ranks: where some multiplied by a constant zero, TensorFlow 2.13 would drop their allreduce,
+    # and the root would wait for it.
+    is_root = tf.equal(world(0, None), int(op.get_attr("root_rank")))
+    return [None, tf.where(is_root, averaged, tf.zeros_like(averaged))]
 
 
 @tf.RegisterGradient("SparkvodReducescatter")
