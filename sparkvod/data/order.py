@@ -17,6 +17,7 @@ LANES consecutive stretches of the data, which move through it from the beginnin
 from __future__ import annotations
 
 import hashlib
+import threading
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 
 LANES = 32
 _LEVELS = LANES.bit_length() - 1
+SORTED_ROWS = 8192
+"""Rows up to which they are shuffled by sorting, which is slower when they are many."""
 
 Ints = NDArray[np.int64]
 
@@ -37,24 +40,32 @@ class Shuffler:
     """Makes permutations, each from a seed and a path of its own, without a new generator for each of them.
 
     The state of a PCG64 generator is set from a digest of seed and path: equal arguments, equal permutation, on every
-    rank. (Seeding one by numpy's ``SeedSequence`` takes as long as it takes to shuffle a thousand rows.)
+    rank. (Seeding one by numpy's ``SeedSequence`` takes as long as it takes to shuffle a thousand rows.) Up to
+    :data:`SORTED_ROWS` rows are sorted by random numbers of 16 bits, because numpy's radix sort takes a third of the
+    time of its shuffle; of two rows with the same number, one pair in 65,536, the first stays the first.
     """
 
     def __init__(self) -> None:
         self._bits = np.random.PCG64(0)
         self._generator = np.random.Generator(self._bits)
+        self._lock = threading.Lock()
 
     def permutation(self, rows: int, seed: int, *path: int) -> Ints:
-        """Returns the numbers below ``rows`` in the order of this seed and path, [rows]."""
+        """Returns the numbers below ``rows`` in the order of this seed and path, [rows]; in any thread."""
         text = ",".join(map(str, (seed, *path))).encode()
         number = int.from_bytes(hashlib.blake2b(text, digest_size=32).digest(), "little")
-        self._bits.state = {
+        state: Any = {
             "bit_generator": "PCG64",
             "state": {"state": number >> 128, "inc": number % (1 << 128) | 1},
             "has_uint32": 0,
             "uinteger": 0,
         }
-        return self._generator.permutation(rows)
+        with self._lock:
+            self._bits.state = state
+            if rows > SORTED_ROWS:
+                return self._generator.permutation(rows)
+            keys = self._bits.random_raw(-(-rows // 4)).view(np.uint16)
+        return keys[:rows].argsort(kind="stable")
 
 
 def deal(rows: Ints, seed: int, epoch: int, shuffle: bool) -> list[Ints]:

@@ -97,3 +97,24 @@ def test_windows() -> None:
     assert order.windows(sizes, 2, 0) == [(0, 2), (2, 4), (4, 6), (6, 8)]
     assert order.windows(sizes, 2, 14) == [(0, 2), (2, 7), (7, 8)]
     assert order.windows(sizes[:0], 2, 10) == []
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, order.SORTED_ROWS, order.SORTED_ROWS + 1])
+def test_permutations_are_permutations_and_depend_on_seed_and_path_only(rows: int) -> None:
+    shuffler = order.Shuffler()
+    first = shuffler.permutation(rows, 1, 2, 3)
+    assert sorted(first.tolist()) == list(range(rows))
+    others = [shuffler.permutation(rows, 2, 2, 3), shuffler.permutation(rows, 1, 2, 4)]
+    if rows > 5:
+        assert all((other != first).any() for other in others)
+    assert (order.Shuffler().permutation(rows, 1, 2, 3) == first).all()
+
+
+def test_every_permutation_is_as_likely_as_any_other() -> None:
+    shuffler = order.Shuffler()
+    found: dict[tuple[int, ...], int] = {}
+    for path in range(6000):
+        key = tuple(shuffler.permutation(3, 1, path).tolist())
+        found[key] = found.get(key, 0) + 1
+    assert len(found) == 6
+    assert all(abs(count - 1000) < 150 for count in found.values())  # five standard deviations

@@ -60,14 +60,15 @@ class Arena:
                 if permutation is None:
                     target[:] = columns[number]
                 else:
-                    columns[number].take(permutation, axis=0, out=target, mode="clip")
+                    columns[number].take(permutation, axis=0, out=target, mode="wrap")
 
     def gather(self, part: int, index: np.ndarray) -> np.ndarray:
         """Returns a new array of a part's rows."""
         of = self._parts[part]
         made = of.empty(len(index))
-        # mode="clip" lets numpy write into out= directly; with "raise" it goes through a copy.
-        self.arrays[part].take(index, axis=int(of.scalars), out=made, mode="clip")
+        # mode="wrap" lets numpy write into out= directly, where "raise" goes through a copy; "clip" does too but is
+        # slower by a third on scalars. No index is out of range.
+        self.arrays[part].take(index, axis=int(of.scalars), out=made, mode="wrap")
         return made
 
     @property

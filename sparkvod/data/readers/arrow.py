@@ -39,7 +39,7 @@ WINDOW_GROUPS = 1
 """Row groups of a lane that are shuffled together."""
 SMALL_WINDOW = 32 << 10
 """Bytes up to which a window takes more row groups than that."""
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 8 << 20
 """Bytes of batches that are assembled at once."""
 PART_BYTES = 4 << 20
 """Bytes of the parts of groups that are at least twice as large."""
@@ -156,7 +156,8 @@ class ArrowReader(Reader):
         lane_rows = np.array([int(rows[lane].sum()) for lane in dealt], dtype=np.int64)
         begin = order.cuts(lane_rows, np.array([step * self.global_batch]))[0]
         lanes = order.lanes_of(self.rank, self.num_proc)
-        mine = {number: _Lane(self._windows(dealt[number], int(begin[number]))) for number in lanes}
+        windows = self._windows([dealt[number] for number in lanes], begin[lanes.start : lanes.stop])
+        mine = {number: _Lane(own) for number, own in zip(lanes, windows, strict=True)}
         slot_rows = max([w.end - w.start for lane in mine.values() for w in lane.pending], default=1)
         threads = REMOTE_THREADS if self._decoder.remote else 1
         depth = 1 - (threads // -max(len(mine), 1))
@@ -200,21 +201,28 @@ class ArrowReader(Reader):
             yield from self._batches(arena, places, cuts, low, high, np.diff(positions))
             step += steps
 
-    def _windows(self, lane: np.ndarray, begin: int) -> list[_Window]:
-        """Returns the windows of a lane that end after its row ``begin``."""
+    def _windows(self, lanes: list[np.ndarray], begin: np.ndarray) -> list[list[_Window]]:
+        """Returns for each lane the windows that end after row ``begin`` of it."""
+        lane = np.concatenate(lanes)
         parts = self._parts[lane]
         groups = np.repeat(lane, parts)
         part = np.arange(len(groups)) - np.repeat(np.cumsum(parts) - parts, parts)
-        borders = self._borders(groups, part), self._borders(groups, part + 1)
-        ends = np.concatenate([[0], np.cumsum(borders[1] - borders[0])])
+        rows = self._borders(groups, part + 1) - self._borders(groups, part)
         nbytes = self.dataset.groups[groups, 3] // self._parts[groups]
-        found = order.windows(nbytes, WINDOW_GROUPS, SMALL_WINDOW)
-        pieces, rows = np.stack([groups, part], axis=1), ends.tolist()
-        return [
-            _Window(rows[first], rows[end], pieces[first:end], number)
-            for number, (first, end) in enumerate(found)
-            if rows[end] > begin
-        ]
+        pieces = np.stack([groups, part], axis=1)
+        splits = np.cumsum([int(self._parts[lane].sum()) for lane in lanes])[:-1]
+        found = []
+        for its, *split in zip(begin.tolist(), *(np.split(of, splits) for of in (rows, nbytes, pieces)), strict=True):
+            ends = [0, *np.cumsum(split[0]).tolist()]
+            windows = order.windows(split[1], WINDOW_GROUPS, SMALL_WINDOW)
+            found.append(
+                [
+                    _Window(ends[first], ends[end], split[2][first:end], number)
+                    for number, (first, end) in enumerate(windows)
+                    if ends[end] > its
+                ]
+            )
+        return found
 
     def _borders(self, groups: np.ndarray, part: np.ndarray) -> np.ndarray:
         """Returns the row of each group with which its given part begins."""
@@ -266,8 +274,7 @@ class ArrowReader(Reader):
         decoded = [self._decode(lane, group, part) for group, part in window.pieces.tolist()]
         permutation = None
         if self.shuffle:
-            with self._lock:
-                permutation = self._shuffler.permutation(rows, self.seed, epoch, 2, number, window.number)
+            permutation = self._shuffler.permutation(rows, self.seed, epoch, 2, number, window.number)
         arena.write(base, base + rows, decoded, permutation)
 
     def _places(self, lanes: dict[int, _Lane], cuts: np.ndarray) -> np.ndarray:

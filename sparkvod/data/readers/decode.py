@@ -29,12 +29,23 @@ STREAM_BUFFER = 64 << 10
 
 
 class _Handle(NamedTuple):
-    """An open file, which one thread uses at a time, the Parquet columns that are wanted, and its column chunks."""
+    """An open file, which one thread uses at a time, and what of it is wanted.
+
+    Attributes:
+        columns: numbers of the Parquet columns that are wanted.
+        ordered: whether these come out in the order in which they are asked for.
+        chunks: column chunks of the file.
+    """
 
     file: pq.ParquetFile
     source: Any
     columns: list[int]
+    ordered: bool
     chunks: int
+
+    def table(self, names: list[str], table: pa.Table) -> pa.Table:
+        """Returns what was read with its columns in the order in which they are asked for."""
+        return table if self.ordered else table.select(names)
 
     def close(self) -> None:
         self.file.close()
@@ -84,7 +95,7 @@ class Decoder:
             self._give_back(number, handle)
         if table.num_rows != rows:
             raise self._changed(number, index, table.num_rows, rows)
-        return self._arrays(table, number)
+        return self._arrays(handle.table(self._names, table), number)
 
     def stream(self, group: int, sizes: list[int]) -> Iterator[list[np.ndarray]]:
         """Decodes a row group part by part, holding little of it at a time.
@@ -111,14 +122,12 @@ class Decoder:
                         raise self._changed(number, index, "fewer", "more")
                     more = pa.Table.from_batches([batch])
                     held = more if held is None else pa.concat_tables([held, more])
-                yield self._arrays(held.slice(0, size), number)
+                yield self._arrays(handle.table(self._names, held.slice(0, size)), number)
                 held = held.slice(size)
         finally:
             handle.close()
 
     def _arrays(self, table: pa.Table, number: int) -> list[np.ndarray]:
-        if table.column_names != self._names:
-            table = table.select(self._names)
         if self._plain:
             # Nothing to look for: one call per column, which counts when there are many.
             return [column.to_numpy() for column in table.columns]
@@ -212,13 +221,16 @@ class Decoder:
             ) from error
         self._metadata[number] = file.metadata
         wanted = set(self._names)
-        columns = []
+        columns, found = [], []
         for index in range(file.metadata.num_columns):
             # A list's column is x.list.element; and a name may have dots itself.
             steps = file.schema.column(index).path.split(".")
-            if any(".".join(steps[:end]) in wanted for end in range(1, len(steps) + 1)):
+            names = [name for end in range(1, len(steps) + 1) if (name := ".".join(steps[:end])) in wanted]
+            if names:
                 columns.append(index)
-        return _Handle(file, source, columns, file.num_row_groups * file.metadata.num_columns)
+                found += names
+        chunks = file.num_row_groups * file.metadata.num_columns
+        return _Handle(file, source, columns, found == self._names, chunks)
 
     def _source(self, path: str, stream: bool) -> Any:
         if self._local:
