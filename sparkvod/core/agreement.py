@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkvod.core.objects import allgather_object
+from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.errors import MismatchError
 
 _ADVICE = (
@@ -42,41 +43,47 @@ class Description:
         return hashlib.sha256(repr((self.parameters, self.options, self.buckets)).encode(errors="replace")).digest()
 
 
-def agree(name: str, description: Description) -> None:
+def agree(name: str, description: Description, process_set: ProcessSet = global_process_set) -> None:
     """Compares the ranks' descriptions; a collective.
 
     Args:
         name: name of the operation, the same on all ranks.
         description: this rank's.
+        process_set: the ranks that exchange, of which this is one.
 
     Raises:
         MismatchError: they differ; the message, the same on all ranks, names the first difference.
         HorovodInternalError: a rank was lost or late.
     """
-    if len(set(allgather_object(description.digest(), f"{name}.digest"))) == 1:
+    if len(set(allgather_object(description.digest(), f"{name}.digest", process_set))) == 1:
         return
-    descriptions = allgather_object(description, f"{name}.difference")
-    raise MismatchError(f"the ranks' DistributedOptimizers differ: {difference(descriptions)}; {_ADVICE}")
+    descriptions = allgather_object(description, f"{name}.difference", process_set)
+    found = difference(descriptions, process_set.ranks)
+    raise MismatchError(f"the ranks' DistributedOptimizers differ: {found}; {_ADVICE}")
 
 
-def difference(descriptions: Sequence[Description]) -> str:
-    """Returns the first difference between the ranks' descriptions, given in rank order, as text."""
+def difference(descriptions: Sequence[Description], ranks: Sequence[int] | None = None) -> str:
+    """Returns the first difference between the ranks' descriptions, given in rank order, as text.
+
+    ``ranks`` are the ranks that gave them, 0, 1, … when None.
+    """
+    ranks = range(len(descriptions)) if ranks is None else ranks
     for index in range(max(len(each.parameters) for each in descriptions)):
         found = [_parameter(each, index) for each in descriptions]
         if len(set(found)) > 1:
-            return f"parameter {index}: {_who(found)}"
+            return f"parameter {index}: {_who(found, ranks)}"
     for number, (option, _) in enumerate(descriptions[0].options):
         found = [each.options[number][1] for each in descriptions]
         if len(set(found)) > 1:
-            return f"{option}: {_who(found)}"
+            return f"{option}: {_who(found, ranks)}"
     for number, (variable, _) in enumerate(descriptions[0].knobs):
         found = [each.knobs[number][1] for each in descriptions]
         if len(set(found)) > 1:
-            return f"{variable}: {_who(found)}"
+            return f"{variable}: {_who(found, ranks)}"
     for number in range(max(len(each.buckets) for each in descriptions)):
         found = [_bucket(each, number) for each in descriptions]
         if len(set(found)) > 1:
-            return f"bucket {number} (see groups=): {_who(found)}"
+            return f"bucket {number} (see groups=): {_who(found, ranks)}"
     return "in what could not be told"
 
 
@@ -95,10 +102,10 @@ def _bucket(description: Description, number: int) -> str:
     return f"{len(indices)} parameters ({shown})"
 
 
-def _who(found: Sequence[Any]) -> str:
+def _who(found: Sequence[Any], in_order: Sequence[int]) -> str:
     # "ranks 0,2 have this, rank 1 has that"
     ranks: dict[Any, list[int]] = {}
-    for rank, value in enumerate(found):
+    for rank, value in zip(in_order, found, strict=True):
         ranks.setdefault(value, []).append(rank)
     return ", ".join(
         f"rank{'s' * (len(who) > 1)} {','.join(map(str, who))} {'have' if len(who) > 1 else 'has'} {value}"

@@ -149,8 +149,7 @@ def broadcast(
 ) -> Pending:
     """Copies the root's tensor to all ranks; the result is the tensor itself, or a new one of its shape."""
     engine = basics.engine()
-    if process_set == 0:
-        ops.check_root(root_rank, basics.size())
+    ops.check_root(root_rank, basics.size(), basics.world().ranks_of(process_set) if process_set else None)
     source, output, finish = _arrange(adapter, tensor, in_place)
     address, count, dtype, shape = adapter.describe(source)
     to = address if output is source else adapter.describe(output)[0]

@@ -29,26 +29,30 @@ def broadcast_object(
         obj: anything that cloudpickle takes; read on the root only.
         root_rank: whose object it is.
         name: name of the operation, for messages; the same on all ranks.
-        process_set: the global one.
+        process_set: the ranks that take part, by default all.
 
     Raises:
-        ValueError: the root is no rank, the process set is not the global one, or, on all ranks, the object cannot be
-            pickled.
+        ValueError: the root, a rank of the world, is none of the set's, nor is this rank, or, on all ranks, the object
+            cannot be pickled.
         HorovodInternalError: the collective failed.
     """
-    ops.check_process_set(process_set)
     engine, world = basics.engine(), basics.world()
-    ops.check_root(root_rank, world.size)
+    members = ops.own_set_id(process_set, "broadcast_object")
+    ops.check_root(root_rank, world.size, world.ranks_of(members))
     if name is not None:
         ops.check_name(name)
     is_root = world.rank == root_rank
     data, error = _pickled(obj, world.rank) if is_root else (b"", None)
-    borrowed = None if name else world.borrow_name("broadcast_object")
+    kind = _kind("broadcast_object", members)
+    borrowed = None if name else world.borrow_name(kind)
     base = name or borrowed
     size = engine.allocate(_SIZE.size)
     if is_root:
         _write(size, _SIZE.pack(-len(data) if error else len(data)))  # below 0: bytes of an error's text
-    _wait(engine, engine.broadcast(f"{base}.size", size.address, size.address, 1, _INT64, root_rank, [1], False))
+    _wait(
+        engine,
+        engine.broadcast(f"{base}.size", size.address, size.address, 1, _INT64, root_rank, [1], False, members),
+    )
     (told,) = _SIZE.unpack(_read(size, _SIZE.size))
     length = abs(told)
     body = engine.allocate(length)
@@ -56,38 +60,44 @@ def broadcast_object(
         _write(body, data)
     _wait(
         engine,
-        engine.broadcast(f"{base}.data", body.address, body.address, length, _UINT8, root_rank, [length], False),
+        engine.broadcast(
+            f"{base}.data", body.address, body.address, length, _UINT8, root_rank, [length], False, members
+        ),
     )
     if borrowed is not None:
-        world.return_name("broadcast_object", borrowed)
+        world.return_name(kind, borrowed)
     if told < 0:
         raise ValueError(_read(body, length).decode()) from error
     return obj if is_root else cloudpickle.loads(_read(body, length))
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Returns the objects of all ranks, in rank order.
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Returns the objects of all ranks that take part, in rank order.
 
     Args:
         obj: anything that cloudpickle takes.
         name: name of the operation, for messages; the same on all ranks.
+        process_set: the ranks that take part, by default all.
 
     Raises:
-        ValueError: on all ranks, when any rank's object cannot be pickled; names the first such rank and its error.
+        ValueError: this rank is none of the set's; or, on all ranks, when any rank's object cannot be pickled: names
+            the first such rank and its error.
         HorovodInternalError: the collective failed.
     """
     engine, world = basics.engine(), basics.world()
+    members = ops.own_set_id(process_set, "allgather_object")
     if name is not None:
         ops.check_name(name)
     pickled, error = _pickled(obj, world.rank)
     data = (_FAILED if error else _PICKLED) + pickled
     body = engine.allocate(len(data))
     _write(body, data)
-    borrowed = None if name else world.borrow_name("allgather_object")
-    handle = engine.allgather(f"{name or borrowed}.data", body.address, [len(data)], _UINT8, False)
+    kind = _kind("allgather_object", members)
+    borrowed = None if name else world.borrow_name(kind)
+    handle = engine.allgather(f"{name or borrowed}.data", body.address, [len(data)], _UINT8, False, members)
     memory, lengths = _wait(engine, handle, gathered=True)
     if borrowed is not None:
-        world.return_name("allgather_object", borrowed)
+        world.return_name(kind, borrowed)
     view = memoryview(memory)
     at = 0
     parts = []
@@ -113,21 +123,26 @@ def _pickled(obj: Any, rank: int) -> tuple[bytes, Exception | None]:
         return text.encode(errors="replace"), error
 
 
-def any_rank(value: bool) -> bool:
-    """Returns whether ``value`` is true on any rank; a collective of four bytes.
+def any_rank(value: bool, process_set: int = 0) -> bool:
+    """Returns whether ``value`` is true on any rank of a set, given by its number; a collective of four bytes.
 
     Raises:
         HorovodInternalError: the collective failed.
     """
-    engine = basics.engine()
+    engine, name = basics.engine(), _kind("any_rank", process_set)
     memory = engine.allocate(4)
     _write(memory, struct.pack("=i", bool(value)))
     _wait(
         engine,
-        engine.allreduce("any_rank", memory.address, memory.address, 1, _INT32, ops.Sum, 1.0, 1.0, [1], False),
+        engine.allreduce(name, memory.address, memory.address, 1, _INT32, ops.Sum, 1.0, 1.0, [1], False, process_set),
     )
     (count,) = struct.unpack("=i", _read(memory, 4))
     return bool(count)
+
+
+def _kind(kind: str, process_set: int) -> str:
+    # Each set has names of its own, since its ranks count without the others.
+    return kind if process_set == 0 else f"{kind}.set{process_set}"
 
 
 def _wait(engine: Engine, handle: int, gathered: bool = False) -> Any:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import SupportsFloat, SupportsIndex
 
+from sparkvod.core import basics
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
@@ -71,19 +72,6 @@ def reducescatter_op(op: int | None) -> int:
     return reduce_op(op, None, _SCATTER)
 
 
-def check_process_set(process_set: ProcessSet) -> None:
-    """Checks that a collective is for all ranks.
-
-    Raises:
-        ValueError: the set is not the global one.
-    """
-    if process_set is not global_process_set and process_set != global_process_set:
-        raise ValueError(
-            f"process_set={process_set!r} was found, the global process set was expected: "
-            "this works among all ranks only; leave process_set out"
-        )
-
-
 def set_id(process_set: ProcessSet) -> int:
     """Returns the engine's number of a process set.
 
@@ -103,17 +91,49 @@ def set_id(process_set: ProcessSet) -> int:
     )
 
 
-def check_root(root_rank: int, size: int) -> None:
+def own_set_id(process_set: ProcessSet, what: str) -> int:
+    """Returns the engine's number of a process set that this rank is in.
+
+    Args:
+        process_set: the set.
+        what: what is asked for, for the message.
+
+    Raises:
+        TypeError: it is no process set.
+        ValueError: it is not registered in this world, or this rank is none of its.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set={process_set!r} was found, a ProcessSet was expected; see add_process_set()")
+    number = set_id(process_set)
+    if number != 0 and not process_set.included():
+        raise ValueError(
+            f"{what} was asked for on rank {basics.rank()} with the process set of the ranks {process_set.ranks}, a "
+            f"rank of the set was expected; call it on these ranks only, as where process_set.included()"
+        )
+    return number
+
+
+def check_root(root_rank: int, size: int, ranks: Sequence[int] | None = None) -> None:
     """Checks the root of a broadcast.
+
+    Args:
+        root_rank: a rank of the world.
+        size: number of ranks in the world.
+        ranks: the ranks that take part, all when None.
 
     Raises:
         TypeError: it is no whole number.
-        ValueError: it is no rank of the world.
+        ValueError: it is no rank of the world, or of those that take part.
     """
     if not isinstance(root_rank, SupportsIndex):
         raise TypeError(f"root_rank={root_rank!r} was found, a rank from 0 to {size - 1} was expected")
     if not 0 <= operator.index(root_rank) < size:
         raise ValueError(f"root_rank={root_rank} was found, a rank from 0 to {size - 1} was expected")
+    if ranks is not None and root_rank not in ranks:
+        raise ValueError(
+            f"root_rank={root_rank} was found, one of the process set's ranks {list(ranks)} was expected; give the "
+            "root by its rank in the world"
+        )
 
 
 def check_name(name: object) -> None:

@@ -28,7 +28,9 @@ class ProcessSet:
         """0 for the global set, None for one that is not registered in the current world."""
         if self._registered is None or self._registered[0] != basics.generation():
             return None
-        return self._registered[1]
+        # A copy may have come from another process, or the set may have been removed through another copy.
+        number = self._registered[1]
+        return number if basics.world().process_sets.get(number) == self._ranks else None
 
     @property
     def ranks(self) -> list[int] | None:

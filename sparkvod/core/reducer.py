@@ -188,12 +188,20 @@ class Reducer:
         op: ``ops.Average`` or ``ops.Sum``.
         prescale: factor for what goes in.
         postscale: factor for what comes out.
+        process_set: number of the process set whose ranks reduce.
     """
 
     def __init__(
-        self, engine: Engine, plans: Sequence[BucketPlan], op: int, prescale: float = 1.0, postscale: float = 1.0
+        self,
+        engine: Engine,
+        plans: Sequence[BucketPlan],
+        op: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = 0,
     ) -> None:
         self._engine, self._op, self._prescale, self._postscale = engine, op, prescale, postscale
+        self._process_set = process_set
         self.buckets: list[Bucket] = []
         buckets = self.buckets
         abandon_all(self, lambda: [bucket.pending for bucket in buckets if bucket.pending is not None])
@@ -337,5 +345,6 @@ class Reducer:
             self._postscale,
             [plan.count],
             wake,
+            self._process_set,
         )
         bucket.pending = Pending(self._engine, handle, None, bucket.memory)

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sparkvod.core import basics, objects
-from sparkvod.core.ops import check_process_set, set_id
+from sparkvod.core.ops import own_set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.errors import MismatchError
 from sparkvod.tensorflow import ops
@@ -31,8 +31,8 @@ def broadcast_variables(
 
     Args:
         variables: TensorFlow's variables or Keras's, in the same order on all ranks.
-        root_rank: whose values they are.
-        process_set: the global one.
+        root_rank: whose values they are, a rank of the world.
+        process_set: the ranks that take part, by default all.
         inplace: for compatibility; variables are always overwritten.
 
     Returns:
@@ -43,8 +43,9 @@ def broadcast_variables(
         HorovodInternalError: a rank was lost.
     """
     found = list(variables)
-    if set_id(process_set) == 0 and tf.executing_eagerly():
-        _check_alike(found)
+    own_set_id(process_set, "broadcast_variables")
+    if tf.executing_eagerly():
+        _check_alike(found, process_set)
     assigned = [
         variable.assign(
             ops.broadcast(variable, root_rank, name=f"broadcast.variable.{number}", process_set=process_set)
@@ -54,20 +55,20 @@ def broadcast_variables(
     return tf.group(*[update for update in assigned if update is not None]) if ops.in_tf1_graph() else None
 
 
-def _check_alike(variables: list[Any]) -> None:
+def _check_alike(variables: list[Any], process_set: ProcessSet) -> None:
     mine = [(tuple(variable.shape), tf.as_dtype(variable.dtype).name) for variable in variables]
-    by_rank = allgather_object(mine, name="broadcast.variables.alike")
-    for rank, theirs in enumerate(by_rank):
+    by_rank = allgather_object(mine, name="broadcast.variables.alike", process_set=process_set)
+    ranks = process_set.ranks or []
+    for rank, theirs in zip(ranks, by_rank, strict=True):
         if theirs == by_rank[0]:
             continue
         if len(theirs) != len(by_rank[0]):
-            what = f"rank 0 has {len(by_rank[0])} variables, rank {rank} has {len(theirs)}"
+            what = f"rank {ranks[0]} has {len(by_rank[0])} variables, rank {rank} has {len(theirs)}"
         else:
             k = next(k for k, (one, other) in enumerate(zip(by_rank[0], theirs, strict=True)) if one != other)
             (shape, dtype), (other_shape, other_dtype) = by_rank[0][k], theirs[k]
-            what = (
-                f"of variable {k} rank 0 has {dtype} {list(shape)}, rank {rank} has {other_dtype} {list(other_shape)}"
-            )
+            first, other = f"{dtype} {list(shape)}", f"{other_dtype} {list(other_shape)}"
+            what = f"of variable {k} rank {ranks[0]} has {first}, rank {rank} has {other}"
         raise MismatchError(f"the ranks' variables differ: {what}; the same model, built alike, was expected")
 
 
@@ -123,7 +124,7 @@ def broadcast_object(
         root_rank: whose object it is.
         session: not used.
         name: name of the operation, for messages; the same on all ranks.
-        process_set: the global one.
+        process_set: the ranks that take part, by default all; this is one of them.
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
@@ -144,8 +145,7 @@ def allgather_object(
         obj: anything that cloudpickle takes.
         session: not used.
         name: name of the operation, for messages; the same on all ranks.
-        process_set: the global one.
+        process_set: the ranks that take part, by default all; this is one of them.
     """
-    check_process_set(process_set)
     basics.engine()
-    return objects.allgather_object(obj, name)
+    return objects.allgather_object(obj, name, process_set)

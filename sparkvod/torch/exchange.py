@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparkvod.core import basics, timeline
+from sparkvod.core import basics, ops, timeline
 from sparkvod.core.agreement import agree
 from sparkvod.core.compression import only_casts
 from sparkvod.core.gradients import scales
 from sparkvod.core.objects import any_rank
+from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.torch.gradients import BucketGradients, CompressedGradients, Gradients, Reduction
 
 # The lane of the timeline that shows a distributed optimizer: "backward" from the first gradient that is ready to the
@@ -39,6 +40,7 @@ class Settings:
         predivide: gradient_predivide_factor.
         groups: indices of parameters that share a bucket; None to fill buckets by size.
         sparse_as_dense: whether sparse gradients are made dense.
+        process_set: the ranks that exchange gradients with each other.
     """
 
     names: list[str]
@@ -48,6 +50,7 @@ class Settings:
     predivide: float
     groups: list[list[int]] | None
     sparse_as_dense: bool
+    process_set: ProcessSet = global_process_set
 
 
 class GradientExchange:
@@ -62,6 +65,7 @@ class GradientExchange:
         self.settings = settings
         self._optimizer = weakref.ref(optimizer)
         self._generation = 0
+        self._members = 0  # number of the process set in the current world
         self._gradients: Gradients | None = None
         self._prefix = ""
         self._agreed = False
@@ -77,19 +81,22 @@ class GradientExchange:
     # ---- the world ----
 
     def attach(self) -> Gradients | None:
-        """Makes the exchange fit the current world; returns None in a world of one, where nothing is exchanged.
+        """Makes the exchange fit the current world; returns None among one rank, where nothing is exchanged.
 
         Raises:
             NotInitializedError: there is no world.
+            ValueError: the process set is not registered in it, or this rank is none of the set's.
         """
         world = basics.world()
         if world.generation == self._generation:
             return self._gradients
+        members = ops.own_set_id(self.settings.process_set, "DistributedOptimizer")
         _remove_all(self._hooks)
+        self._members = members
         self._generation = world.generation
         self._gradients, self._prefix, self._agreed = None, "", False
         self._names, self._known, self._others, self._passes_left = [], [], [], []
-        if world.size == 1:
+        if len(world.ranks_of(members)) == 1:
             return None
         named = self._named_parameters()
         self._known = [parameter for _, parameter in named]
@@ -115,8 +122,9 @@ class GradientExchange:
 
     def _make(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> Gradients:
         settings, world = self.settings, basics.world()
-        op, prescale, postscale = scales(settings.op, settings.predivide, world.size)
-        reduction = Reduction(op, prescale, postscale, settings.compression, settings.sparse_as_dense)
+        op, prescale, postscale = scales(settings.op, settings.predivide, len(world.ranks_of(self._members)))
+        compression, sparse_as_dense = settings.compression, settings.sparse_as_dense
+        reduction = Reduction(op, prescale, postscale, compression, sparse_as_dense, self._members)
         if not only_casts(settings.compression):
             return CompressedGradients(parameters, names, reduction)
         return BucketGradients(basics.engine(), parameters, names, reduction, self._groups_of(names))
@@ -173,9 +181,10 @@ class GradientExchange:
         # In the first exchange, not where the optimizer is made, which a rank may do for itself alone: there it would
         # wait for the others. The number is drawn here for the same reason. Nothing was sent before.
         if not self._prefix:
-            self._prefix = f"allreduce.optimizer{basics.world().number('optimizer')}"
+            kind = "optimizer" if self._members == 0 else f"optimizer.set{self._members}."
+            self._prefix = f"allreduce.{kind}{basics.world().number(kind)}"
         try:
-            agree(self._prefix, gradients.description())
+            agree(self._prefix, gradients.description(), self.settings.process_set)
         except BaseException:
             gradients.drain()
             raise
@@ -230,7 +239,7 @@ class GradientExchange:
 
     def unreduced_anywhere(self) -> bool:
         """Returns whether any rank has gradients that are not reduced; a collective."""
-        return self.attach() is not None and any_rank(self.unreduced)
+        return self.attach() is not None and any_rank(self.unreduced, self._members)
 
     def reduce(self) -> None:
         """Reduces all gradients and waits.

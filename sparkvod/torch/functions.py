@@ -10,23 +10,30 @@ import torch
 
 from sparkvod.core import basics
 from sparkvod.core.objects import allgather_object, broadcast_object
+from sparkvod.core.ops import own_set_id
+from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.torch import ops
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 
-def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
     """Overwrites parameters with the root's, in place.
 
     Args:
         params: a ``state_dict()``, or named pairs as ``named_parameters()`` gives, or tensors. What is no tensor is
             left alone.
-        root_rank: whose values they are.
+        root_rank: whose values they are, a rank of the world.
+        process_set: the ranks that take part, by default all.
 
     Raises:
-        ValueError: ``params`` is a single tensor, or holds something that can be neither pair nor tensor.
+        ValueError: ``params`` is a single tensor, or holds something that can be neither pair nor tensor; this rank
+            or the root is none of the process set's.
         HorovodInternalError: the ranks' parameters differ in name, shape or dtype, or a rank was lost.
     """
+    own_set_id(process_set, "broadcast_parameters")
     if isinstance(params, torch.Tensor) or not isinstance(params, (Mapping, Iterable)):
         raise ValueError(
             f"params of type {type(params).__name__} was found, a state_dict or named parameters were expected; "
@@ -40,7 +47,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     started = []
     for number, (name, value) in enumerate(pairs):
         if isinstance(value, torch.Tensor):
-            started.append(ops.broadcast_async_(value, root_rank, f"broadcast.parameter.{name or number}"))
+            started.append(ops.broadcast_async_(value, root_rank, f"broadcast.parameter.{name or number}", process_set))
     for handle in started:
         ops.synchronize(handle)
 
@@ -65,7 +72,10 @@ class _TensorAt:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrites the optimizer's state and hyperparameters with the root's; types and dtypes stay as on the root.
 
@@ -73,11 +83,13 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: the optimizer, over equal parameters on all ranks.
-        root_rank: whose state it is.
+        root_rank: whose state it is, a rank of the world.
         model: for compatibility; not needed.
+        process_set: the ranks that take part, by default all.
 
     Raises:
-        ValueError: the optimizer is ``LBFGS``, whose state is a history that cannot be spread.
+        ValueError: the optimizer is ``LBFGS``, whose state is a history that cannot be spread; this rank or the root
+            is none of the process set's.
         HorovodInternalError: a rank was lost.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -87,12 +99,15 @@ def broadcast_optimizer_state(
     is_root = basics.rank() == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = broadcast_object(
-        _without_tensors(optimizer.state_dict(), tensors) if is_root else None, root_rank, "broadcast.optimizer"
+        _without_tensors(optimizer.state_dict(), tensors) if is_root else None,
+        root_rank,
+        "broadcast.optimizer",
+        process_set,
     )
     if not is_root:
         tensors = _tensors_for(skeleton)
     started = [
-        ops.broadcast_async_(tensor, root_rank, f"broadcast.optimizer.{number}")
+        ops.broadcast_async_(tensor, root_rank, f"broadcast.optimizer.{number}", process_set)
         for number, tensor in enumerate(tensors)
     ]
     for handle in started:

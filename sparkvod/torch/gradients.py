@@ -20,13 +20,17 @@ from sparkvod.torch import adapter
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced: operation, factors before and after it, compressor, whether sparse become dense."""
+    """How gradients are reduced.
+
+    Operation, factors before and after it, compressor, whether sparse become dense, number of the process set.
+    """
 
     op: int
     prescale: float
     postscale: float
     compression: Any
     sparse_as_dense: bool
+    process_set: int = 0
 
     def described(self) -> tuple[tuple[str, str], ...]:
         """Returns names and values of what the ranks must have in common."""
@@ -164,7 +168,8 @@ class BucketGradients:
         self._views: list[torch.Tensor] = []
         self._staged: set[int] = set()
         self._taken = Taken()
-        self._reducer = Reducer(engine, (), reduction.op, reduction.prescale, reduction.postscale)
+        scales = reduction.prescale, reduction.postscale
+        self._reducer = Reducer(engine, (), reduction.op, *scales, reduction.process_set)
         self._add(parameters, names, groups, "")
 
     def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
@@ -372,6 +377,7 @@ class CompressedGradients:
             reduction.prescale,
             reduction.postscale,
             in_place=True,
+            process_set=reduction.process_set,
         )
         self._started[index] = pending, context
         self._taken.take(index, parameter)

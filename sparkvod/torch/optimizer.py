@@ -195,14 +195,15 @@ def DistributedOptimizer(  # noqa: N802
         groups: what is reduced together: a number of groups of consecutive parameters, or lists of parameters, the
             others being reduced one by one. None: buckets by size, in the order of the backward pass.
         sparse_as_dense: makes sparse gradients dense; without it they are an error.
-        process_set: the global one.
+        process_set: the ranks that exchange gradients, by default all; an average is one over these.
 
     Raises:
         NotInitializedError: before ``init``.
         TypeError: an argument is of a wrong type.
-        ValueError: an argument, or a parameter's dtype, cannot be used.
+        ValueError: an argument, or a parameter's dtype, cannot be used; the process set is not registered, or this
+            rank is none of its.
     """
-    ops.check_process_set(process_set)
+    ops.own_set_id(process_set, "DistributedOptimizer")
     op = ops.reduce_op(op)
     check_predivide(gradient_predivide_factor, op)
     if not isinstance(optimizer, Optimizer):
@@ -222,6 +223,7 @@ def DistributedOptimizer(  # noqa: N802
         predivide=gradient_predivide_factor,
         groups=_groups(groups, parameters),
         sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
     )
     base = type(optimizer)
     if issubclass(base, _Distributed):

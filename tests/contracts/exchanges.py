@@ -227,6 +227,8 @@ def check_process_sets(front: Any) -> None:
             )
             np.testing.assert_allclose(grad, theirs.mean(), rtol=1e-6)
             hvd.barrier(process_set=members)
+            assert hvd.allgather_object({"of": rank}, process_set=members) == [{"of": other} for other in members.ranks]
+            assert hvd.broadcast_object(rank, root, process_set=members) == root
     for again in (range(n), ranks[0] if ranks else [0]):
         with pytest.raises(ValueError, match="already"):
             hvd.add_process_set(again)

@@ -39,9 +39,11 @@ def test_process_sets() -> None:
     assert subset != global_process_set
     assert "ranks=[1, 3]" in repr(subset)
     assert global_process_set.ranks is None
-    ops.check_process_set(global_process_set)
-    assert ops.set_id(global_process_set) == 0
+    assert ops.set_id(global_process_set) == ops.own_set_id(global_process_set, "this") == 0
     with pytest.raises(ValueError, match=r"\[1, 3\].*add_process_set"):
         ops.set_id(subset)
-    with pytest.raises(ValueError, match=r"\[1, 3\].*global"):
-        ops.check_process_set(subset)
+    with pytest.raises(TypeError, match=r"process_set=\[1, 3\] was found, a ProcessSet"):
+        ops.own_set_id([1, 3], "this")  # type: ignore[arg-type]
+    ops.check_root(3, 4, [1, 3])
+    with pytest.raises(ValueError, match=r"root_rank=2 was found, one of the process set's ranks \[1, 3\]"):
+        ops.check_root(2, 4, [1, 3])

@@ -9,7 +9,7 @@ import torch
 
 from sparkvod.core import basics
 from sparkvod.core.gradients import GradientPlan
-from sparkvod.core.ops import Average, check_process_set, check_root
+from sparkvod.core.ops import Average, check_root, set_id
 from sparkvod.core.process_sets import ProcessSet
 from sparkvod.torch import Compression, ops, scatter
 
@@ -56,12 +56,12 @@ class _Reducer(GradientPlan):
     """Reduces gradients over the ranks, all as one unit or by groups."""
 
     def __post_init__(self) -> None:
-        check_process_set(self.process_set)
+        set_id(self.process_set)
         super().__post_init__()
 
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns the gradients, those of local variables scaled, the others reduced; None stays None."""
-        size = basics.size()
+        size = len(basics.world().ranks_of(set_id(self.process_set)))
         results = list(grads)
         places = []
         for k, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
@@ -71,7 +71,7 @@ class _Reducer(GradientPlan):
                 results[k] = grad / size if self.scale_local else grad
             else:
                 places.append(k)
-        if size == 1:
+        if size == 1 or not self.process_set.included():
             return results
         op, prescale, postscale = self.scales(size)
         for number, group in enumerate(self.units(places, variables, together=True)):
@@ -82,6 +82,7 @@ class _Reducer(GradientPlan):
                 prescale_factor=prescale,
                 postscale_factor=postscale,
                 name=f"keras.gradients.{number}",
+                process_set=self.process_set,
             )
             for k, tensor, (_, context) in zip(group, reduced, pairs, strict=True):
                 results[k] = self.compression.decompress(tensor, context)
