@@ -23,7 +23,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN))/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
 native_sources := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
-cpp_files := $(shell find native tests/native -name '*.cc' -o -name '*.h' 2>/dev/null)
+cpp_files := $(shell find native tests/native benchmarks/native -name '*.cc' -o -name '*.h' 2>/dev/null)
 native_units := $(filter %.cc,$(native_sources))
 with_java = export JAVA_HOME="$$(tools/java.sh)";
 

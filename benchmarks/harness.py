@@ -52,7 +52,7 @@ def machine() -> dict[str, Any]:
     cpu = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
     memory = next((int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
     versions = {}
-    for package in ("sparkvod", "torch", "pyspark", "pyarrow", "numpy"):
+    for package in ("sparkvod", "torch", "pyspark", "pyarrow", "numpy", "openmpi", "mpi4py"):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -135,6 +135,7 @@ class Report:
         self.quick = quick
         self.figures: list[Figure] = []
         self.promises: list[Promise] = []
+        self.absent: list[tuple[str, str]] = []
         self.notes: dict[str, Any] = {}
 
     def add(self, case: str, values: Mapping[str, Sequence[float]], unit: str = "s") -> dict[str, float]:
@@ -142,6 +143,18 @@ class Report:
         figures = [Figure(case, subject, unit, tuple(rounds)) for subject, rounds in values.items()]
         self.figures += figures
         return {figure.subject: figure.median for figure in figures}
+
+    def ratio(self, case: str, over: str, under: str) -> float:
+        """Returns the median over the rounds of a case of one subject's value divided by another's.
+
+        What the machine does to a whole round it does to both, so this is steadier than the ratio of the medians.
+        """
+        values = {figure.subject: figure.values for figure in self.figures if figure.case == case}
+        return statistics.median(a / b for a, b in zip(values[over], values[under], strict=True))
+
+    def miss(self, subject: str, why: str) -> None:
+        """Records that a subject could not be measured in this bench, and why; its row says so."""
+        self.absent.append((subject, why))
 
     def require(
         self, what: str, found: float, *, at_least: float | None = None, at_most: float | None = None, unit: str = ""
@@ -180,6 +193,7 @@ class Report:
             )
             for figure in self.figures
         ]
+        rows += [("", subject, why, "", "0") for subject, why in self.absent]
         lines += _columns(rows)
         rows = [("promised", "bound", "found", "")]
         rows += [
@@ -206,6 +220,7 @@ class Report:
             "bench": self.name,
             "machine": machine(),
             "notes": self.notes,
+            "absent": [{"subject": subject, "why": why} for subject, why in self.absent],
             "figures": figures,
             "promises": promises,
         }

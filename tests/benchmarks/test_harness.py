@@ -38,6 +38,20 @@ def test_medians_and_promises() -> None:
     assert "MISSED" in table
 
 
+def test_a_ratio_compares_what_was_measured_in_one_round() -> None:
+    report = Report("x")
+    report.add("case", {"ours": [1.0, 10.0, 1.0], "peer": [2.0, 30.0, 4.0]})
+    assert report.ratio("case", "peer", "ours") == 3.0
+
+
+def test_who_is_absent_has_a_row(tmp_path: Path) -> None:
+    report = Report("x")
+    report.add("case", {"ours": [1.0]})
+    report.miss("a peer", "not installed")
+    assert any("a peer" in line and "not installed" in line for line in report.table().splitlines())
+    assert json.loads(report.write(tmp_path).read_text())["absent"] == [{"subject": "a peer", "why": "not installed"}]
+
+
 def test_a_promise_has_one_bound() -> None:
     with pytest.raises(ValueError, match="exactly one"):
         Report("x").require("both", 1.0, at_least=0.0, at_most=2.0)

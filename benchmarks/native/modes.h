@@ -1,0 +1,27 @@
+// What sparkvod_bench can measure. Each returns the seconds of every call.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "benchmarks/native/ranks.h"
+
+namespace sparkvod::bench {
+
+// The machine's limit of an allreduce of float32 of two ranks: in memory that both see, or from
+// memory of their own through shared chunks of `chunk_bytes`.
+std::vector<double> LimitInPlace(size_t bytes, int calls);
+std::vector<double> LimitStaged(size_t bytes, int calls, size_t chunk_bytes);
+
+// The engine's allreduce, negotiated, with no Python around it: in engine memory, or in memory of
+// the ranks' own.
+std::vector<double> Path(int size, size_t bytes, int calls, bool engine_memory);
+
+// Negotiation of cached tensors without elements by `size` ranks that are threads of this process.
+struct Negotiated {
+  std::vector<double> seconds;  // for all tensors, per call
+  double cpu_seconds_per_rank;  // of this process's threads, per call
+};
+Negotiated Negotiate(int size, int tensors, int calls);
+
+}  // namespace sparkvod::bench

@@ -1,0 +1,103 @@
+// The control plane alone: worlds of threads agree on tensors without elements, so no data is
+// moved.
+#include <sys/resource.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "benchmarks/native/modes.h"
+#include "native/base/clock.h"
+#include "native/engine/engine.h"
+
+namespace sparkvod::bench {
+namespace {
+
+void Check(const Result& result) {
+  if (!result.ok()) Fail("negotiate: " + result.Report());
+}
+
+// Threads outnumber the cores by far, so they sleep at their barriers.
+class Gate {
+ public:
+  explicit Gate(int size) : size_(size) {}
+  void Pass() {
+    std::unique_lock<std::mutex> lock(mu_);
+    const int round = round_;
+    if (++here_ == size_) {
+      here_ = 0;
+      ++round_;
+      all_.notify_all();
+    } else {
+      all_.wait(lock, [&] { return round_ != round; });
+    }
+  }
+
+ private:
+  const int size_;
+  std::mutex mu_;
+  std::condition_variable all_;
+  int here_ = 0, round_ = 0;
+};
+
+double CpuSeconds() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
+}  // namespace
+
+Negotiated Negotiate(int size, int tensors, int calls) {
+  Gate gate(size);
+  std::vector<std::string> endpoints(static_cast<size_t>(size));
+  Negotiated result{};
+  const auto body = [&](int rank) {
+    Config config;
+    config.address = "127.0.0.1";
+    config.arena_bytes = 16 << 20;
+    config.staging_bytes = 64 << 10;
+    std::unique_ptr<Engine> engine;
+    Check(Engine::Create(config, &engine));
+    Check(engine->Listen(&endpoints[static_cast<size_t>(rank)]));
+    gate.Pass();
+    Check(engine->Connect(rank, endpoints, "of this bench"));
+    std::vector<Request> requests;
+    for (int t = 0; t < tensors; ++t) {
+      Request request;
+      request.name = "gradient." + std::to_string(t);
+      request.entries.push_back({DType::kFloat32, {0}});
+      requests.push_back(request);
+    }
+    std::vector<int64_t> handles(requests.size());
+    double cpu = 0;
+    for (int c = -2; c < calls; ++c) {  // the first fills the cache
+      for (size_t t = 0; t < requests.size(); ++t)
+        Check(engine->Submit(requests[t], {{nullptr, nullptr, 0}}, false, &handles[t]));
+      gate.Pass();
+      if (rank == 0 && c == 0) cpu = CpuSeconds();
+      const int64_t began = NowNs();
+      for (const int64_t handle : handles) Check(engine->Wait(handle));
+      gate.Pass();
+      if (rank == 0 && c >= 0)
+        result.seconds.push_back(1e-9 * static_cast<double>(NowNs() - began));
+      for (const int64_t handle : handles) engine->Release(handle);
+    }
+    if (rank == 0) result.cpu_seconds_per_rank = (CpuSeconds() - cpu) / size / calls;
+    gate.Pass();
+    Check(engine->Shutdown());
+    gate.Pass();  // nobody's memory goes while others still look at it
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back(body, rank);
+  for (std::thread& thread : threads) thread.join();
+  return result;
+}
+
+}  // namespace sparkvod::bench
