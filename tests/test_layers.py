@@ -35,6 +35,8 @@ ALLOWED = {
     ("core", "sparkvod.launch.context"),
     # The environment as a launcher: the worlds of torchrun, of sparkvod's launchers, and of a script started alone.
     ("core", "sparkvod.launch.environment"),
+    # sparkvod.tensorflow.keras is the peer's other name of sparkvod.keras; nothing else of the room knows it.
+    ("tensorflow", "sparkvod.keras"),
 }
 # The bottom layer is one unit: the log's level is a knob.
 UNITS = (frozenset({"config", "errors", "log"}),)

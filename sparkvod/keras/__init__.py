@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from sparkvod.core.basics import (
+    ccl_built,
     cross_rank,
     cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
     init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
     rank,
+    rocm_built,
     shutdown,
     size,
     stats,
@@ -20,6 +30,7 @@ from sparkvod.core.basics import (
 from sparkvod.core.objects import allgather_object, broadcast_object
 from sparkvod.core.ops import Adasum, Average, Sum
 from sparkvod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from sparkvod.core.timeline import start_timeline, stop_timeline, timeline_span
 from sparkvod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from sparkvod.keras import backends, callbacks
 from sparkvod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -35,6 +46,18 @@ reducescatter: Any = _backend.reducescatter
 def broadcast_variables(variables: Any, root_rank: int) -> None:
     """Overwrites Keras's variables, in the same order on all ranks, with the root's values."""
     _backend.broadcast_variables(list(variables), root_rank)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Keras 3 knows no global variables, so this only says what to call.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        f"broadcast_global_variables({root_rank}) was found, but Keras 3 has no global variables; call "
+        "broadcast_variables(model.variables, root_rank), or use callbacks.BroadcastGlobalVariablesCallback in fit"
+    )
 
 
 def load_model(
@@ -77,22 +100,36 @@ __all__ = [
     "allgather_object",
     "allreduce",
     "broadcast",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "init",
     "is_homogeneous",
     "is_initialized",
     "load_model",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "rank",
     "reducescatter",
     "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
     "stats",
+    "stop_timeline",
+    "timeline_span",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from sparkvod.core.basics import (
     ccl_built,
     cross_rank,
@@ -58,11 +61,22 @@ from sparkvod.tensorflow.ops import (
     reducescatter,
     size_op,
 )
-from sparkvod.tensorflow.optimizer import distribute_v1 as DistributedOptimizer  # noqa: N812
+from sparkvod.tensorflow.optimizer import DistributedOptimizer
 from sparkvod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+
+if TYPE_CHECKING:
+    from sparkvod.tensorflow.normalization import SyncBatchNormalization
 
 # Says at import, rather than in the first collective, that this TensorFlow cannot hold the ops.
 library.load()
+
+
+def __getattr__(name: str) -> Any:
+    # What needs Keras, which takes seconds to import.
+    if name == "SyncBatchNormalization":
+        return importlib.import_module("sparkvod.tensorflow.normalization").SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Adasum",
@@ -79,6 +93,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",

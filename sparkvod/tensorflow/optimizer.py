@@ -1,7 +1,8 @@
-"""``DistributedOptimizer`` for optimizers of TF1; those of Keras are wrapped by ``sparkvod.keras``."""
+"""``DistributedOptimizer`` for optimizers of TF1 and, through ``sparkvod.keras``, of Keras 3."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import tensorflow as tf
@@ -30,26 +31,94 @@ class _Distributed(tf.compat.v1.train.Optimizer):
         self._reducer.register_local(var)
 
 
-def distribute_v1(
-    optimizer: tf.compat.v1.train.Optimizer,
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns an optimizer whose ``compute_gradients`` reduces over all ranks.
+    """Makes an optimizer reduce its gradients over all ranks, and returns it.
 
-    It is of a class derived from the optimizer's own, with its name. The arguments are those of
-    ``sparkvod.tensorflow.DistributedOptimizer``.
+    It is of a class derived from the optimizer's own, with its name. One of Keras 3 is the given one, changed; one of
+    TF1 is a copy, whose ``compute_gradients`` reduces.
+
+    Args:
+        optimizer: of Keras 3, or of ``tf.compat.v1.train``.
+        name: a new name for one of Keras.
+        use_locking: not used.
+        device_dense: not used.
+        device_sparse: not used.
+        compression: ``Compression.none``, ``.fp16``, ``.bf16``, or a class with ``compress`` and ``decompress``.
+        sparse_as_dense: makes gradients that are ``tf.IndexedSlices`` dense; else they are gathered.
+        backward_passes_per_step: gradients that are summed locally before they are reduced and a step is made; for
+            optimizers of TF1 only 1.
+        op: ``Average`` or ``Sum``.
+        gradient_predivide_factor: with ``Average``: gradients are divided by it before the sum and by the rest of the
+            number of ranks after it.
+        average_aggregated_gradients: divides the local sum by the number of its gradients.
+        num_groups: deprecated; use ``groups``.
+        groups: what is reduced as one unit: a number of groups of consecutive gradients, or lists of variables.
+        process_set: among which ranks; by default among all.
+        scale_local_gradients: whether gradients of local variables are divided by the number of ranks.
 
     Raises:
-        ValueError: an argument cannot be used.
+        ValueError: an argument cannot be used, or the optimizer is of another kind and cannot be distributed.
     """
+    arguments = {
+        "compression": compression,
+        "sparse_as_dense": sparse_as_dense,
+        "backward_passes_per_step": backward_passes_per_step,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "num_groups": num_groups,
+        "groups": groups,
+        "process_set": process_set,
+        "scale_local_gradients": scale_local_gradients,
+    }
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return _distribute_v1(optimizer, **arguments)
+    if not _is_of_keras(optimizer):
+        raise ValueError(
+            f"an optimizer of class {type(optimizer).__module__}.{type(optimizer).__qualname__} was found, one of "
+            "keras.optimizers (Keras 3) or tf.compat.v1.train was expected; for others reduce the gradients by "
+            "DistributedGradientTape before they are applied"
+        )
+    keras = importlib.import_module("sparkvod.tensorflow.keras")
+    return keras.DistributedOptimizer(
+        optimizer, name=name, average_aggregated_gradients=average_aggregated_gradients, **arguments
+    )
+
+
+def _is_of_keras(optimizer: Any) -> bool:
+    # Without importing Keras, which is slow; what has no stateless_apply is of Keras 2.
+    return any(each.__module__.startswith("keras.src.optimizers") for each in type(optimizer).__mro__) and hasattr(
+        optimizer, "stateless_apply"
+    )
+
+
+def _distribute_v1(
+    optimizer: tf.compat.v1.train.Optimizer,
+    compression: Any,
+    sparse_as_dense: bool,
+    backward_passes_per_step: int,
+    op: int,
+    gradient_predivide_factor: float,
+    num_groups: int,
+    groups: Any,
+    process_set: ProcessSet,
+    scale_local_gradients: bool,
+) -> Any:
     if backward_passes_per_step != 1:
         raise ValueError(
             f"backward_passes_per_step={backward_passes_per_step} was found with an optimizer of TF1, 1 was expected; "

@@ -230,6 +230,108 @@ def check_errors_in_functions() -> None:
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == hvd.size()
 
 
+def check_keras_optimizer() -> None:
+    import keras
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    if not hasattr(keras, "config"):
+        with pytest.raises(ValueError, match=r"keras.optimizers \(Keras 3\)"):
+            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        return
+    import sparkvod.tensorflow.keras as hvd_keras
+    from sparkvod.tensorflow.keras import callbacks
+
+    rank, n = hvd.rank(), hvd.size()
+    assert hvd_keras.callbacks.MetricAverageCallback is callbacks.MetricAverageCallback
+    assert hvd_keras.broadcast_object(rank, n - 1) == n - 1
+    mean = (np.arange(n) + 1.0).mean()
+    alone = hvd.add_process_set([0]) if n > 1 else hvd.global_process_set
+    for options, scale in (
+        ({}, mean),
+        ({"op": hvd.Sum}, mean * n),
+        ({"gradient_predivide_factor": 2.0}, mean),
+        ({"groups": 1, "compression": hvd.Compression.fp16}, mean),
+        ({"process_set": alone}, rank + 1.0),
+        ({"backward_passes_per_step": 2}, 2 * mean),
+        ({"backward_passes_per_step": 2, "average_aggregated_gradients": True}, mean),
+    ):
+        passes = options.get("backward_passes_per_step", 1)
+        weights = [keras.Variable([1.0, 2.0]), keras.Variable(0.0)]
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), name="mine", **options)
+        assert isinstance(optimizer, keras.optimizers.SGD)
+        assert optimizer.name == "mine"
+        optimizer.build(weights)
+        step = tf.function(lambda optimizer=optimizer: optimizer.apply([tf.fill([2], rank + 1.0), rank + 1.0]))
+        for number in range(2 * passes):
+            (optimizer.apply if number % 2 else lambda grads, step=step: step())([tf.fill([2], rank + 1.0), rank + 1.0])
+        np.testing.assert_allclose(weights[0], np.array([1.0, 2.0]) - 2 * scale, rtol=1e-5)
+        np.testing.assert_allclose(weights[1], -2 * scale, rtol=1e-5)
+    assert n == 1 or hvd.remove_process_set(alone)
+    for wrong, match in (("sgd", "builtins.str was found"), (optimizer, "already distributed")):
+        with pytest.raises(ValueError, match=match):
+            hvd.DistributedOptimizer(wrong)
+    with pytest.raises(ValueError, match="passes_per_step"):
+        hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+    with pytest.raises(ValueError, match="with an optimizer that has gradient_accumulation_steps=4"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, gradient_accumulation_steps=4), backward_passes_per_step=2)
+
+
+def check_sync_batch_normalization() -> None:
+    """Outputs, gradients and averages are those of one batch normalization of all ranks' rows."""
+    import keras
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    random = np.random.default_rng(7)
+    for shape, options, masked in (
+        ((5,), {}, False),
+        ((4, 4, 3), {"axis": 1, "momentum": 0.5}, False),
+        ((6, 3), {"scale": False}, True),
+    ):
+        # Unequal batches, of no rows on the last of three ranks, far from zero.
+        rows = [3 * r + 2 if r < 2 else 0 for r in range(n)]
+        batches = [random.normal(50.0 * r, 1.0 + r, (k, *shape)).astype("float32") for r, k in enumerate(rows)]
+        factors = [random.normal(size=batch.shape).astype("float32") for batch in batches]
+        masks = [random.random(batch.shape[:-1]) < 0.7 if masked else None for batch in batches]
+        # Keras 2's fused one corrects the variance that it keeps for the number of rows.
+        plain = {} if hasattr(keras, "config") else {"fused": False}
+        layers = [hvd.SyncBatchNormalization(**options), keras.layers.BatchNormalization(**options, **plain)]
+
+        def run(layer: Any, x: Any, factor: Any, mask: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                result = layer(x, training=True, mask=mask)
+                loss = tf.reduce_sum(result * factor)
+            return result, tape.gradient(loss, [x, *layer.trainable_weights])
+
+        for layer in layers:
+            layer.build((None, *shape))
+        joined = np.concatenate(batches), np.concatenate(factors), np.concatenate(masks) if masked else None
+        expected, (dx, *dweights) = run(layers[1], tf.constant(joined[0]), *joined[1:])
+        mine = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
+        for call in (run, tf.function(run)):
+            found, (grad, *grads) = call(layers[0], tf.constant(batches[rank]), factors[rank], masks[rank])
+            np.testing.assert_allclose(found, expected[mine], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(grad, dx[mine], rtol=1e-3, atol=1e-4)
+            for ours, theirs in zip(grads, dweights, strict=True):
+                np.testing.assert_allclose(hvd.allreduce(ours, op=hvd.Sum), theirs, rtol=1e-4, atol=1e-3)
+            if call is run:
+                for ours, theirs in zip(layers[0].weights, layers[1].weights, strict=True):
+                    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    inferred = (1.0 - layers[0].moving_mean) / tf.sqrt(layers[0].moving_variance + 1e-3)
+    np.testing.assert_allclose(layers[0](tf.ones([2, 6, 3]))[1, 5], inferred, rtol=1e-4)
+    again = keras.layers.deserialize(keras.layers.serialize(layers[0]))
+    assert isinstance(again, hvd.SyncBatchNormalization)
+    assert again.scale is False
+    for options in ({"fused": True}, {"renorm": True}, {"synchronized": True}, {"axis": [1, 2]}):
+        with pytest.raises(ValueError, match="was expected"):
+            hvd.SyncBatchNormalization(**options)
+
+
 SUITE = Suite(
     [
         check_tape,
@@ -240,9 +342,11 @@ SUITE = Suite(
         check_functions_run_each_time,
         check_tf1_graph,
         check_errors_in_functions,
+        check_keras_optimizer,
+        check_sync_batch_normalization,
     ],
     setup=join,
-    env={"TF_CPP_MIN_LOG_LEVEL": "2"},
+    env={"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"},
     timeout=200,
 )
 
