@@ -137,6 +137,10 @@ class EstimatorBase(TableParams, Saved, Estimator):
     def _trained(self, payload: bytes, result: TrainResult, params: dict[str, Any]) -> ModelBase:
         """Returns the model, given the values of its Params that all frameworks' models have."""
 
+    def _env(self) -> dict[str, str | None]:
+        """Returns environment variables that the ranks need."""
+        return {}
+
     # ---- fit ------------------------------------------------------------------------------------------------------
 
     def _check_together(self) -> None:
@@ -325,7 +329,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
             size = launcher.num_processes()
             _announce(listener, "starting", f"run {task.run_id}: starting {size} rank{'s' * (size > 1)}")
             try:
-                return _run(launcher, task, listener)
+                return _run(launcher, task, listener, self._env())
             except LaunchError as error:
                 raise error from lost
             except WorkerError as error:
@@ -403,7 +407,8 @@ class EstimatorBase(TableParams, Saved, Estimator):
 
     def _check_values(self, plan: Plan, data: PreparedData) -> None:
         """Refuses labels with values that their losses cannot take, as far as they are known."""
-        if self.value("transformation_fn") is not None or self.value("train_minibatch_fn") is not None:
+        changers = ("transformation_fn", "train_minibatch_fn")
+        if any(name in self.TABLE and self.value(name) is not None for name in changers):
             return  # the loss may be given other values than the data have
         ranges = data.ranges
         for label, takes in zip(plan.labels, self._takes(plan), strict=True):
@@ -473,10 +478,11 @@ def _with_width(dataset: DataFrame, column: Column, shape: Sequence[int] | None)
     return column.with_width(int(width)) if width else column
 
 
-def _run(launcher: Any, task: TrainTask, listener: Any) -> list[TrainResult]:
+def _run(launcher: Any, task: TrainTask, listener: Any, env: dict[str, str | None]) -> list[TrainResult]:
     """Runs the task; a backend of the user's may know no events."""
     takes_events = "on_event" in inspect.signature(launcher.run).parameters
-    results = launcher.run(train, args=(task,), **({"on_event": listener} if takes_events and listener else {}))
+    options = {**({"env": env} if env else {}), **({"on_event": listener} if takes_events and listener else {})}
+    results = launcher.run(train, args=(task,), **options)
     if not results or not isinstance(results[0], TrainResult):
         raise SparkvodError(
             f"{type(launcher).__name__}.run returned {type(results).__name__}, the ranks' results in a list "

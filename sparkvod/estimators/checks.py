@@ -154,6 +154,29 @@ def groups(value: Any) -> list[Any]:
     return a_list(value)
 
 
+def numbers_or_dict(value: Any) -> Any:
+    """Takes a list of finite numbers, or a dict of them."""
+    if isinstance(value, dict):
+        numbers(list(value.values()))
+        return value
+    return numbers(value)
+
+
+def keras_functions(value: Any) -> Any:
+    """Takes something that can be called, or the name of one, or a list or dict of them."""
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]:
+        if not callable(item) and not isinstance(item, str):
+            raise TypeError("a name, a keras.losses.Loss or a function, or a list or dict of them, was expected")
+    return list(value) if isinstance(value, tuple) else value
+
+
+def keras_metrics(value: Any) -> Any:
+    """Takes a list, or a dict by output."""
+    if callable(value) or isinstance(value, str):
+        raise TypeError("a list of metrics was expected; write metrics=[...]")
+    return value if isinstance(value, dict) else a_list(value)
+
+
 def functions(value: Any) -> Any:
     """Takes something that can be called (or the name of one, for frameworks that know names), or a list of them."""
     for item in value if isinstance(value, (list, tuple)) else [value]:

@@ -45,6 +45,8 @@ class Entry:
         return "".join(part[:1].upper() + part[1:] for part in self.name.split("_"))
 
 
+#: Those whose losses are functions of tensors and whose optimizers have parameters, and the one that has names for all.
+_MODULES, _KERAS = ("torch", "lightning", "mxnet"), ("keras",)
 _POSITIVE = checks.integer(1)
 _READERS = "readers know themselves how many threads to use: one for local files, eight for remote ones"
 
@@ -56,14 +58,69 @@ ESTIMATOR: tuple[Entry, ...] = (
         None,
         checks.anything,
         "the optimizer: an instance over the model's parameters, or a function of the parameters",
+        _MODULES,
     ),
-    Entry("loss", None, checks.functions, "the loss, or a list with one per label: f(output, label), a mean over rows"),
-    Entry("loss_weights", None, checks.numbers, "weights of the labels' losses; 1/labels each when not given"),
+    Entry(
+        "optimizer",
+        None,
+        checks.anything,
+        "the optimizer: one of Keras, or a name such as 'adam'; the compiled model's when not given",
+        _KERAS,
+    ),
+    Entry(
+        "loss",
+        None,
+        checks.functions,
+        "the loss, or a list with one per label: f(output, label), a mean over rows",
+        _MODULES,
+    ),
+    Entry(
+        "loss",
+        None,
+        checks.keras_functions,
+        "the loss, or a list with one per label, or a dict by output: a name, a keras.losses.Loss, or "
+        "f(y_true, y_pred); the compiled model's when not given",
+        _KERAS,
+    ),
+    Entry(
+        "loss_weights", None, checks.numbers, "weights of the labels' losses; 1/labels each when not given", _MODULES
+    ),
+    Entry(
+        "loss_weights",
+        None,
+        checks.numbers_or_dict,
+        "weights of the labels' losses, a list or a dict by output; 1 each when not given",
+        _KERAS,
+    ),
     Entry(
         "metrics",
         [],
         checks.groups,
         "groups of metrics: each a function f(output, label), or a list with one per label",
+        _MODULES,
+    ),
+    Entry(
+        "metrics",
+        [],
+        checks.keras_metrics,
+        "metrics as Keras takes them: a list for all outputs, a list of lists with one per label, or a dict by output; "
+        "the compiled model's when not given",
+        _KERAS,
+    ),
+    Entry(
+        "custom_objects",
+        {},
+        checks.a_dict,
+        "classes and functions by name that the model needs and that are not found by themselves",
+        _KERAS,
+    ),
+    Entry(
+        "checkpoint_callback",
+        None,
+        checks.anything,
+        "a keras.callbacks.ModelCheckpoint with save_best_only, such as BestModelCheckpoint: fit returns the weights "
+        "of the epoch that was best by its monitor",
+        _KERAS,
     ),
     Entry(
         "lr_scheduler",
@@ -93,7 +150,7 @@ ESTIMATOR: tuple[Entry, ...] = (
         None,
         checks.names_or_none,
         "dtypes of the model's inputs, such as ['int64', None]; None is the model's own",
-        ("torch",),
+        ("torch", "keras"),
     ),
     Entry(
         "label_shapes",
@@ -144,7 +201,15 @@ ESTIMATOR: tuple[Entry, ...] = (
         "seed of shuffling, of a split by fraction and of the framework (plus the rank); drawn when not given",
     ),
     Entry("shuffle", True, checks.boolean, "show rows in another order each epoch"),
-    Entry("callbacks", [], checks.a_list, "Callback objects that run on each rank"),
+    Entry("callbacks", [], checks.a_list, "Callback objects that run on each rank", _MODULES),
+    Entry(
+        "callbacks",
+        [],
+        checks.a_list,
+        "callbacks of Keras and Callback objects, which run on each rank; those that write files on rank 0 alone",
+        _KERAS,
+    ),
+    Entry("backend_env", None, checks.a_dict, "environment variables of the ranks", _KERAS),
     Entry("verbose", 1, checks.integer(0), "0: silent; above: progress, timings and the ranks' output"),
     Entry(
         "use_gpu",
@@ -208,6 +273,14 @@ ESTIMATOR: tuple[Entry, ...] = (
         ("torch", "lightning"),
     ),
     # the peer's that have no meaning here
+    Entry(
+        "tensorflow_dataset_prefetch_buffer_size",
+        0,
+        checks.integer(0),
+        "ignored",
+        _KERAS,
+        inert="batches are read ahead by bytes, not by number",
+    ),
     Entry(
         "shuffle_buffer_size",
         None,
@@ -282,6 +355,8 @@ MODEL: tuple[Entry, ...] = (
     Entry("input_shapes", None, checks.shapes, "shapes of the model's inputs", ("torch", "lightning")),
     Entry("loss", None, checks.functions, "the loss that it was trained with", ("torch",)),
     Entry("loss_constructors", None, checks.functions, "functions that return the losses", ("torch",)),
+    Entry("custom_objects", {}, checks.a_dict, "classes and functions by name that the model is made of", _KERAS),
+    Entry("_floatx", None, checks.string, "Keras's default dtype of numbers when it was trained", _KERAS),
 )
 
 
@@ -301,27 +376,30 @@ def _lines(entries: Iterable[Entry]) -> list[str]:
 
 
 def markdown() -> str:
-    """Returns the tables of the Params of ``TorchEstimator`` and ``TorchModel`` as Markdown."""
-    estimator = of(ESTIMATOR, "torch").values()
+    """Returns the tables of the Params of all estimators and models as Markdown."""
     lines = [
         "# Params",
         "",
         "Made from `sparkvod/estimators/table.py` by `python -m sparkvod.estimators.table > docs/params.md`.",
-        "",
-        "## TorchEstimator",
-        "",
-        *_lines(entry for entry in estimator if not entry.inert),
-        "",
-        "## TorchEstimator, for compatibility",
-        "",
-        "Horovod's scripts set these. Setting one to anything else than its default logs a warning, once.",
-        "",
-        *_lines(entry for entry in estimator if entry.inert),
-        "",
-        "## TorchModel",
-        "",
-        *_lines(of(MODEL, "torch").values()),
     ]
+    for framework in ("torch", "keras"):
+        name, estimator = framework.capitalize(), of(ESTIMATOR, framework).values()
+        lines += [
+            "",
+            f"## {name}Estimator",
+            "",
+            *_lines(entry for entry in estimator if not entry.inert),
+            "",
+            f"## {name}Estimator, for compatibility",
+            "",
+            "Horovod's scripts set these. Setting one to anything else than its default logs a warning, once.",
+            "",
+            *_lines(entry for entry in estimator if entry.inert),
+            "",
+            f"## {name}Model",
+            "",
+            *_lines(of(MODEL, framework).values()),
+        ]
     return "\n".join(lines) + "\n"
 
 

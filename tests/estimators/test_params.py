@@ -18,13 +18,19 @@ class Example(TableParams, table=table.of(table.ESTIMATOR, "torch")):
     pass
 
 
-def test_every_entry_is_a_param_with_accessors_and_a_place_in_the_signature():
-    example = Example()
-    names = [entry.name for entry in table.ESTIMATOR]
+class KerasExample(TableParams, table=table.of(table.ESTIMATOR, "keras")):
+    pass
+
+
+@pytest.mark.parametrize(("framework", "cls"), [("torch", Example), ("keras", KerasExample)])
+def test_every_entry_is_a_param_with_accessors_and_a_place_in_the_signature(framework, cls):
+    example = cls()
+    entries = [entry for entry in table.ESTIMATOR if framework in entry.frameworks]
+    names = [entry.name for entry in entries]
     assert len(set(names)) == len(names)
-    assert list(inspect.signature(Example).parameters) == names
-    assert all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(Example).parameters.values())
-    for entry in table.ESTIMATOR:
+    assert list(inspect.signature(cls).parameters) == names
+    assert all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(cls).parameters.values())
+    for entry in entries:
         assert isinstance(getattr(example, entry.name), Param)
         for name in (entry.accessor, *entry.aliases):
             assert getattr(example, f"get{name}")() == entry.default

@@ -1,0 +1,132 @@
+"""From the task's payload to a model with its losses and metrics: on the driver, to check, and on the ranks alike."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkvod.errors import DataError
+from sparkvod.estimators.columns import ColumnLike, Input, Label
+from sparkvod.estimators.keras import checking, packing
+from sparkvod.estimators.keras.custom import names_of
+from sparkvod.estimators.keras.loop import Loop
+from sparkvod.estimators.keras.losses import by_label
+from sparkvod.estimators.keras.model_io import Feed, labels
+
+
+class Parts:
+    """What the estimator packed.
+
+    Args:
+        payload: a pickled dict of pickled parts.
+
+    Attributes:
+        custom_objects: classes and functions by name.
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        self._parts: dict[str, bytes] = pickle.loads(payload)
+        self.custom_objects: dict[str, Any] = dict(pickle.loads(self._parts["custom_objects"]))
+
+    def raw(self, name: str) -> Any:
+        """Returns a part as it was packed."""
+        return pickle.loads(self._parts[name])
+
+    def made(self, name: str) -> Any:
+        """Returns a part with new objects of Keras in it."""
+        return packing.put_together(self.raw(name), self.custom_objects)
+
+    def model(self) -> Any:
+        """Returns a new copy of the model."""
+        return packing.load_model(self._parts["model"])
+
+    def optimizer(self) -> Any:
+        """Returns a new optimizer, not built."""
+        return self.made("optimizer")
+
+
+def pack(parts: dict[str, Any], model: Any, custom_objects: dict[str, Any]) -> bytes:
+    """Returns the payload.
+
+    Args:
+        parts: Params by name.
+        model: the model.
+        custom_objects: classes and functions by name.
+    """
+    objects = {**names_of(list(parts.values())), **custom_objects}
+    packed = {name: packing.dump_part(name, packing.taken_apart(part)) for name, part in parts.items()}
+    packed["custom_objects"] = packing.dump_part("custom_objects", objects)
+    packed["model"] = packing.dump_model(model, objects)
+    return pickle.dumps(packed)
+
+
+def has_own_loss(model: Any) -> bool:
+    """Returns whether the model's class computes the loss itself."""
+    own = getattr(type(model), "compute_loss", None)
+    return own is not None and own is not keras.Model.compute_loss
+
+
+def build(
+    parts: Parts,
+    model: Any,
+    inputs: Sequence[Input],
+    label_columns: Sequence[ColumnLike],
+    tails: Sequence[tuple[int, ...] | None],
+    weighted: bool,
+    optimizer: Any = None,
+) -> tuple[Loop, tuple[Label, ...], list[tuple[int, ...]]]:
+    """Builds a model and all that is trained and measured, by rows of zeros.
+
+    Args:
+        parts: what was packed.
+        model: a model from them.
+        inputs: how the feature columns make its inputs.
+        label_columns: the label columns.
+        tails: the labels' shapes without the rows, None where none was given.
+        weighted: whether there are sample weights.
+        optimizer: what the model is compiled with.
+
+    Returns:
+        The loop, how columns make labels, and the outputs' shapes without the rows.
+
+    Raises:
+        DataError: something does not fit.
+        ValueError: a loss or metric is none.
+    """
+    names = [column.name for column in label_columns]
+    feed = Feed(model, inputs, names)
+    outputs = checking.forward(feed)
+    own_loss = has_own_loss(model)
+    losses = by_label(parts.made("loss"), names, feed.output_names, "loss")
+    terms, planned = checking.plan_labels(outputs, label_columns, losses, tails, weighted, own_loss)
+    factors = by_label(parts.raw("loss_weights") or [1.0] * len(names), names, feed.output_names, "loss_weights")
+    model.compile(
+        optimizer=optimizer,
+        loss=in_model_order(feed, parts.made("loss")) if own_loss else None,
+        metrics=in_model_order(feed, parts.made("metrics")),
+        weighted_metrics=in_model_order(feed, parts.made("weighted_metrics")),
+        jit_compile=False,
+    )
+    loop = Loop(feed, terms, [1.0 if factor is None else float(factor) for factor in factors], own_loss)
+    nothing = {c.name: np.zeros((checking.ROWS, *c.shape), c.dtype) for c in label_columns}
+    made = [keras.ops.convert_to_tensor(array) for array in labels(planned, nothing, checking.ROWS)]
+    weights = keras.ops.ones((checking.ROWS,)) if weighted else None
+    try:
+        loop.build([keras.ops.convert_to_tensor(array) for array in checking.zeros(inputs)], made, weights)
+    except Exception as error:
+        raise DataError(
+            f"the metrics cannot be computed from the model's outputs and the labels ({type(error).__name__}: "
+            f"{error}); a list of metrics for all outputs, a list of lists with one per output, or a dict by the "
+            f"names of outputs ({', '.join(feed.output_names)}) was expected"
+        ) from error
+    return loop, planned, [tuple(int(n) for n in output.shape[1:]) for output in outputs]
+
+
+def in_model_order(feed: Feed, found: Any) -> Any:
+    """Returns losses or metrics as ``compile`` takes them; lists with one member per label are in the labels' order."""
+    is_by_label = isinstance(found, list) and len(found) == len(feed.order) > 1
+    return (feed.as_model_says(found) if is_by_label else found) or None

@@ -1,0 +1,165 @@
+"""``KerasEstimator``: trains a Keras 3 model on a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparkvod.errors import DataError
+from sparkvod.estimators import columns, table, values
+from sparkvod.estimators.base import EstimatorBase, Plan
+from sparkvod.estimators.keras.model import KerasModel
+from sparkvod.estimators.task import TrainResult
+
+_COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
+
+
+class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
+    """Trains a ``keras.Model`` on a Spark DataFrame, on several ranks; ``fit`` returns a :class:`KerasModel`.
+
+    All keyword arguments are Params; see ``explainParams()``. Needed are ``model`` and ``label_cols``, and
+    ``optimizer`` and ``loss`` unless the model is compiled: what is not given is taken from there.
+
+    Features are given to the model in the dtypes and shapes of its own inputs: all columns side by side in its only
+    input, or one column in each. The learning rate is taken as given, at any number of ranks.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> estimator = KerasEstimator(
+        ...     model=model, optimizer="adam", loss="mse",
+        ...     feature_cols=["x1", "x2"], label_cols=["y"], batch_size=64, epochs=3, num_proc=2)
+        >>> fitted = estimator.fit(df)
+        >>> fitted.transform(df).select("y", "y__output").show()
+    """
+
+    framework = "keras"
+    run_prefix = "keras"
+    adapter = "sparkvod.estimators.keras.adapter:KerasAdapter"
+
+    def get_model_class(self) -> type[KerasModel]:
+        """Returns the class of what ``fit`` returns; override it to return another."""
+        return KerasModel
+
+    # ---- checks -----------------------------------------------------------------------------------------------------
+
+    def _given(self) -> dict[str, Any]:
+        """Returns optimizer, loss, metrics and so on: the Params, or else what the model was compiled with."""
+        compiled = dict(getattr(self.value("model"), "_compile_config", None) or {})
+        if "config" in compiled:
+            compiled = dict(compiled["config"])
+        found = {}
+        for name in ("optimizer", "loss", "loss_weights", "metrics"):
+            given = self.value(name)
+            found[name] = given if given not in (None, []) else compiled.get(name)
+        own_metrics = self.value("metrics") not in (None, [])
+        found["weighted_metrics"] = None if own_metrics else compiled.get("weighted_metrics")
+        return found
+
+    def _check_given(self) -> None:
+        """Checks that what training needs was given, and fits together as far as that is known without data."""
+        from sparkvod.estimators.keras import given
+
+        given.check(self, self._given())
+
+    def _pack(self) -> bytes:
+        import keras
+
+        from sparkvod.estimators.keras import building, given
+
+        parts = self._given()
+        parts["optimizer"], parts["optimizer_state"] = given.optimizer(parts["optimizer"])
+        parts["gradient_compression"] = self.value("gradient_compression")
+        parts["best"] = given.best(self.value("checkpoint_callback"))
+        parts |= {"backend": keras.backend.backend(), "floatx": keras.backend.floatx()}
+        return building.pack(parts, self.value("model"), dict(self.value("custom_objects") or {}))
+
+    def _plan(self, payload: bytes, features: Sequence[Any], labels: Sequence[Any]) -> Plan:
+        from sparkvod.estimators.keras import building, model_io
+
+        parts = building.Parts(payload)
+        model = parts.model()
+        inputs = model_io.plan_inputs(model, features, self.value("input_shapes"), self.value("input_dtypes"))
+        tails = columns.label_tails(labels, self.value("label_shapes"))
+        weighted = self.value("sample_weight_col") is not None
+        loop, planned, outputs = building.build(parts, model, inputs, labels, tails, weighted)
+        self._terms = loop.terms
+        self._check_monitor(loop)
+        return Plan(inputs, planned, outputs)
+
+    def _check_monitor(self, loop: Any) -> None:
+        from sparkvod.estimators.keras import given
+
+        wanted = given.best(self.value("checkpoint_callback"))
+        if wanted is None:
+            return
+        import numpy as np
+
+        names = list(loop.record(np.zeros(loop.sums_size)))
+        if self.value("validation") is not None or wanted.monitor.startswith("val_"):
+            names += [f"val_{name}" for name in names]
+        if wanted.monitor not in names:
+            raise DataError(
+                f"checkpoint_callback with monitor={wanted.monitor!r} was found, one of {', '.join(names)} was expected"
+            )
+
+    def _takes(self, plan: Plan) -> Sequence[values.Takes | None]:
+        return [
+            values.Takes(term.name, None if term.is_binary else tail[-1], term.ignored)
+            if term.is_binary or term.takes_classes
+            else None
+            for term, tail in zip(self._terms, plan.outputs, strict=True)
+        ]
+
+    def _fingerprint(self) -> dict[str, Any]:
+        from sparkvod.estimators.keras import given
+
+        found = given.fingerprint(self.value("model"), self._given())
+        names = ("input_shapes", "input_dtypes", "label_shapes", "gradient_compression", "transformation_fn")
+        found |= {name: given.named(self.value(name)) for name in names}
+        return found
+
+    def _env(self) -> dict[str, str | None]:
+        import keras
+
+        return {"KERAS_BACKEND": keras.backend.backend(), **(self.value("backend_env") or {})}
+
+    # ---- saving -----------------------------------------------------------------------------------------------------
+
+    def _dump(self, name: str, value: Any) -> bytes:
+        from sparkvod.estimators.keras import packing
+
+        if name == "model":
+            return packing.dump_model(value, self.value("custom_objects"), bare=False)
+        return packing.dump_part(name, packing.taken_apart(value))
+
+    def _load(self, name: str, content: bytes) -> Any:
+        from sparkvod.estimators.keras import packing
+
+        if name == "model":
+            return packing.load_model(content, compiled=True)
+        return packing.put_together(super()._load(name, content), {})
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def _trained(self, payload: bytes, result: TrainResult, params: dict[str, Any]) -> KerasModel:
+        from sparkvod.estimators.keras import building, given, packing
+        from sparkvod.estimators.keras.model_io import Feed
+
+        parts = building.Parts(payload)
+        model = parts.model()
+        inputs = [
+            columns.Input(tuple(i["columns"]), tuple(i["tail"]), i["dtype"]) for i in params["_metadata"]["inputs"]
+        ]
+        feed = Feed(model, inputs, params["label_columns"])
+        given.build(feed)
+        packing.load_variables(model.weights, result.state["model"])
+        model.compile(
+            optimizer=parts.optimizer(),
+            **{name: building.in_model_order(feed, parts.made(name)) for name in _COMPILED},
+        )
+        return self.get_model_class()(
+            model=model,
+            custom_objects=parts.custom_objects,
+            _floatx=parts.raw("floatx"),
+            **params,
+        )

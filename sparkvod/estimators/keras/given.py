@@ -1,0 +1,181 @@
+"""What the user gave a ``KerasEstimator``: model, optimizer, loss, metrics. On the driver only."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import keras
+
+from sparkvod import log
+from sparkvod.estimators.keras import checking, packing
+from sparkvod.estimators.keras.best import Wanted
+from sparkvod.estimators.keras.model_io import Feed
+from sparkvod.keras import backends
+
+_LOG = log.get("estimators")
+
+
+def check(estimator: Any, given: dict[str, Any]) -> None:
+    """Checks what can be checked without data.
+
+    Args:
+        estimator: the estimator.
+        given: optimizer, loss, metrics and so on.
+
+    Raises:
+        ValueError: something is missing, is none of Keras 3, or cannot be trained here.
+        ImportError: Keras's backend is not supported.
+    """
+    backends.current()
+    _check_model(estimator.value("model"))
+    _check_optimizer(given["optimizer"], estimator.value("scale_lr"))
+    if given["loss"] is None and type(estimator.value("model")).compute_loss is keras.Model.compute_loss:
+        raise ValueError(
+            "no loss was found, and the model is not compiled with one; one was expected, such as loss='mse', a "
+            "keras.losses.Loss, or a list with one per label"
+        )
+    _refuse_classes("loss", given["loss"], keras.losses.Loss)
+    _refuse_classes("metrics", given["metrics"], keras.metrics.Metric)
+    labels, weights = estimator.value("label_cols"), given["loss_weights"]
+    if isinstance(weights, (list, tuple)) and len(weights) != len(labels):
+        raise ValueError(f"loss_weights={weights} was found, one number per label ({len(labels)}) was expected")
+    wanted = best(estimator.value("checkpoint_callback"))
+    if wanted is not None and wanted.monitor.startswith("val_") and estimator.value("validation") in (None, 0.0):
+        raise ValueError(
+            f"checkpoint_callback with monitor={wanted.monitor!r} was found without validation, which it needs; pass "
+            "validation=0.1, or the name of a column, or monitor 'loss'"
+        )
+
+
+def _check_model(model: Any) -> None:
+    if isinstance(model, type):
+        raise ValueError(
+            f"the class model={model.__name__} was found, a model was expected; write {model.__name__}(...)"
+        )
+    if not isinstance(model, keras.Model):
+        name = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
+        raise ValueError(
+            f"model={name} was found, a keras.Model of Keras {keras.__version__} was expected; models of tf_keras or "
+            "older versions are saved there as .keras and loaded by keras.models.load_model"
+        )
+    for method in ("train_step", "test_step"):
+        own = getattr(type(model), method, None)
+        if own is not getattr(keras.Model, method, None):
+            raise ValueError(
+                f"a model with a {method}() of its own ({type(model).__name__}) was found, Keras's own was expected, "
+                "since the step is the estimator's; override compute_loss(), call(), or pass a loss"
+            )
+
+
+def _check_optimizer(given: Any, scale_lr: bool) -> None:
+    if given is None:
+        raise ValueError(
+            "no optimizer was found, and the model is not compiled with one; one was expected, such as "
+            "optimizer=keras.optimizers.Adam(0.001)"
+        )
+    made = given
+    if isinstance(given, (str, dict)):
+        try:
+            made = keras.optimizers.get(given)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"optimizer={given!r} was found, which Keras does not know ({error}); pass a name such as 'adam', or a "
+                "keras.optimizers.Optimizer"
+            ) from error
+    if not isinstance(made, keras.optimizers.Optimizer):
+        name = made.__name__ if isinstance(made, type) else type(made).__name__
+        raise ValueError(
+            f"optimizer={name} of {getattr(made, '__module__', type(made).__module__)} was found, which cannot be "
+            f"distributed; an optimizer of Keras {keras.__version__} was expected, such as keras.optimizers.Adam(0.001)"
+        )
+    if hasattr(made, "_sparkvod"):
+        raise ValueError(
+            "an optimizer that is already distributed was found, a plain one was expected; the estimator wraps it"
+        )
+    if scale_lr and isinstance(getattr(made, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+        raise ValueError(
+            "scale_lr=True was found with a learning-rate schedule, a number was expected; scale the schedule itself"
+        )
+
+
+def _refuse_classes(name: str, value: Any, base: type) -> None:
+    """Refuses a class where an instance is meant."""
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(item, (list, tuple, dict)):
+            _refuse_classes(name, item, base)
+        elif isinstance(item, type) and issubclass(item, base):
+            raise ValueError(
+                f"the class {item.__name__} was found in {name}, an instance of it was expected; "
+                f"write {item.__name__}()"
+            )
+
+
+def optimizer(given: Any) -> tuple[Any, bytes | None]:
+    """Returns an optimizer of Keras, and its state if it has taken steps."""
+    made = keras.optimizers.get(given) if isinstance(given, (str, dict)) else given
+    state = packing.dump_variables(made.variables) if made.built and int(made.iterations) else None
+    return made, state
+
+
+def best(callback: Any) -> Wanted | None:
+    """Returns what a ``checkpoint_callback`` asks for, None where the last weights are returned.
+
+    Raises:
+        ValueError: it is none, or asks for what cannot be.
+    """
+    if callback is None:
+        return None
+    if not isinstance(callback, keras.callbacks.ModelCheckpoint):
+        raise ValueError(
+            f"checkpoint_callback={type(callback).__name__} was found, a keras.callbacks.ModelCheckpoint was expected, "
+            "such as sparkvod.keras.callbacks.BestModelCheckpoint(monitor='val_loss')"
+        )
+    if callback.save_freq != "epoch":
+        raise ValueError(
+            f"checkpoint_callback with save_freq={callback.save_freq} was found, 'epoch' was expected; steps between "
+            "checkpoints are checkpoint_every"
+        )
+    if not callback.save_best_only:
+        return None
+    falls = bool(callback.monitor_op(0.0, 1.0))
+    threshold = callback.best if callback.best is not None and math.isfinite(callback.best) else None
+    return Wanted(callback.monitor, falls, threshold)
+
+
+def build(feed: Feed) -> None:
+    """Gives a model that was not built its variables."""
+    if not feed.model.built:
+        checking.forward(feed)
+
+
+def fingerprint(model: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns, as JSON values, what a run depends on."""
+    found: dict[str, Any] = {
+        f"model.{number}": f"{keras.backend.standardize_dtype(weight.dtype)} {list(weight.shape)}"
+        for number, weight in enumerate(model.weights if model.built else [])
+    }
+    found |= {"model": type(model).__qualname__, "keras": keras.backend.backend()}
+    made, _ = optimizer(given["optimizer"])
+    found["optimizer"] = type(made).__name__
+    found |= {f"optimizer.{name}": named(value) for name, value in made.get_config().items() if name != "name"}
+    found |= {name: named(given[name]) for name in ("loss", "loss_weights", "metrics", "weighted_metrics")}
+    return found
+
+
+def named(value: Any) -> Any:
+    """Returns something that is the same in another process, for what may be an object or a function."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [named(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): named(item) for name, item in value.items()}
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        config = {name: named(item) for name, item in value.get_config().items() if name != "name"}
+        return {type(value).__qualname__: config}
+    if isinstance(value, functools.partial):
+        return {str(named(value.func)): [named(list(value.args)), named(value.keywords)]}
+    name = getattr(value, "__qualname__", None)
+    return str(name) if name else repr(value).split(" at 0x")[0]

@@ -1,0 +1,47 @@
+"""``KerasModel``: what ``KerasEstimator.fit`` returns."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from sparkvod.estimators import table
+from sparkvod.estimators.columns import Input
+from sparkvod.estimators.keras.predictor import KerasPredictor
+from sparkvod.estimators.model import ModelBase
+from sparkvod.estimators.predictor import Output, Predictor
+
+
+class KerasModel(ModelBase, table=table.of(table.MODEL, "keras")):
+    """A trained Keras model as a Spark ML model.
+
+    ``transform`` adds a column per label, ``<label>__output`` by default: the label's own type for one number per row,
+    an ML vector or an array for several. All keyword arguments are Params; see ``explainParams()``.
+    """
+
+    def getModel(self) -> Any:  # noqa: N802, the names are Spark's
+        """Returns the trained ``keras.Model``, compiled; changes to it are what ``transform`` predicts by."""
+        return self.value("model")
+
+    def _predictor(self, inputs: tuple[Input, ...], outputs: tuple[Output, ...], widths: dict[str, int]) -> Predictor:
+        import keras
+
+        from sparkvod.estimators.keras import packing
+
+        content = packing.dump_model(self.getModel(), self.value("custom_objects"))
+        backend, labels = keras.backend.backend(), tuple(self.value("label_columns"))
+        # A .keras file has its date in it, so the weights and the configuration are what is hashed.
+        key = hashlib.sha256(packing.digest(content) + repr((inputs, labels, backend)).encode()).hexdigest()
+        return KerasPredictor(key, content, inputs, outputs, widths, backend, labels)
+
+    def _dump(self, name: str, value: Any) -> bytes:
+        from sparkvod.estimators.keras import packing
+
+        if name == "model":
+            return packing.dump_model(value, self.value("custom_objects"), bare=False)
+        return packing.dump_part(name, value)
+
+    def _load(self, name: str, content: bytes) -> Any:
+        from sparkvod.estimators.keras import packing
+
+        return packing.load_model(content, compiled=True) if name == "model" else super()._load(name, content)

@@ -1,0 +1,202 @@
+"""Keras's models, optimizers, losses and metrics as bytes: for the workers, for saving, for predicting.
+
+A model travels as a ``.keras`` file. What of its classes and functions is not Keras's own goes along in the same
+archive, pickled, as a member that Keras passes over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import keras
+import numpy as np
+
+from sparkvod.errors import DataError
+from sparkvod.estimators.keras.custom import found_in
+
+_OBJECTS = "sparkvod_objects.pkl"
+
+
+def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None, bare: bool = True) -> bytes:
+    """Returns a model as a ``.keras`` file, with the classes and functions of its own that it is made of.
+
+    Args:
+        model: a model of Keras 3.
+        custom_objects: further classes and functions by name.
+        bare: without optimizer, loss and metrics.
+
+    Raises:
+        TypeError: the model cannot be saved.
+    """
+    with tempfile.TemporaryDirectory(prefix="sparkvod-") as folder:
+        path = Path(folder) / "model.keras"
+        try:
+            with warnings.catch_warnings(), _bare(model) if bare else warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*not yet been built.*")
+                model.save(path)
+        except Exception as error:
+            raise TypeError(
+                f"model of class {type(model).__name__} cannot be saved as a .keras file ({type(error).__name__}: "
+                f"{error}), a model that can was expected; give its own layers a get_config()"
+            ) from error
+        with zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read("config.json"))
+        objects = {**found_in(config), **(custom_objects or {})}
+        if objects:
+            with zipfile.ZipFile(path, "a") as archive:
+                archive.writestr(_OBJECTS, dump_part("custom_objects", objects))
+        return path.read_bytes()
+
+
+@contextmanager
+def _bare(model: Any) -> Iterator[None]:
+    """Takes the optimizer, whose state may be several times the model, from a compiled model for a while."""
+    if not getattr(model, "compiled", False):
+        yield
+        return
+    optimizer, model.optimizer, model.compiled = model.optimizer, None, False
+    try:
+        yield
+    finally:
+        model.optimizer, model.compiled = optimizer, True
+
+
+def load_model(content: bytes, compiled: bool = False) -> Any:
+    """Returns the model that :func:`dump_model` wrote.
+
+    Args:
+        content: the file's bytes.
+        compiled: with optimizer, loss and metrics, if they were saved.
+
+    Raises:
+        DataError: a newer Keras wrote it, or it cannot be made again from its configuration.
+    """
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        written = str(json.loads(archive.read("metadata.json")).get("keras_version", "0"))
+        objects = pickle.loads(archive.read(_OBJECTS)) if _OBJECTS in archive.namelist() else {}
+    if _version(written) > _version(keras.__version__):
+        raise DataError(
+            f"a model that Keras {written} saved was found, and this Python has Keras {keras.__version__}: the same "
+            "Keras, or a newer one, was expected; install it here, or on the executors"
+        )
+    with tempfile.TemporaryDirectory(prefix="sparkvod-") as folder:
+        path = Path(folder) / "model.keras"
+        path.write_bytes(content)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*optimizer.*variables.*")
+            try:
+                # Lambdas are what this very model had; pickled classes are run anyway.
+                return keras.models.load_model(path, custom_objects=objects, compile=compiled, safe_mode=False)
+            except Exception as error:
+                raise DataError(
+                    f"the model cannot be made again from its .keras file ({type(error).__name__}: {error}); give its "
+                    "own layers a get_config() with all that their constructors need, and pass what Keras cannot "
+                    "find by custom_objects={'name': class or function}"
+                ) from error
+
+
+def _version(text: str) -> tuple[int, ...]:
+    numbers = text.split(".")[:2]
+    return tuple(int("".join(filter(str.isdigit, number)) or 0) for number in numbers)
+
+
+# ---- losses, metrics, optimizers ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made:
+    """An object of Keras as its class and its configuration, which travel where the object does not."""
+
+    cls: type
+    config: dict[str, Any]
+
+
+def taken_apart(value: Any) -> Any:
+    """Returns a value with objects of Keras, in lists and dicts too, as their class and configuration."""
+    if isinstance(value, (list, tuple)):
+        return [taken_apart(item) for item in value]
+    if isinstance(value, dict):
+        return {name: taken_apart(item) for name, item in value.items()}
+    if isinstance(value, type) or not hasattr(value, "get_config"):
+        return value
+    cls = type(value)
+    return Made(getattr(cls, "_sparkvod_plain", cls), value.get_config())
+
+
+def put_together(value: Any, custom_objects: Mapping[str, Any]) -> Any:
+    """Returns what :func:`taken_apart` took apart, as new objects."""
+    if isinstance(value, list):
+        return [put_together(item, custom_objects) for item in value]
+    if isinstance(value, dict):
+        return {name: put_together(item, custom_objects) for name, item in value.items()}
+    if not isinstance(value, Made):
+        return value
+    with keras.saving.custom_object_scope(dict(custom_objects)):
+        return value.cls.from_config(dict(value.config))  # type: ignore[attr-defined]
+
+
+def dump_part(name: str, part: Any) -> bytes:
+    """Returns what the user passed as the Param ``name``, pickled.
+
+    Raises:
+        TypeError: it cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(part)
+    except Exception as error:
+        raise TypeError(
+            f"{name} cannot be pickled ({type(error).__name__}: {error}), something that can be sent to the workers "
+            "was expected; it must not hold a Spark session, a lock, a file or a connection"
+        ) from error
+
+
+# ---- variables ------------------------------------------------------------------------------------------------------
+
+
+def dump_variables(variables: Sequence[Any]) -> bytes:
+    """Returns variables' values as bytes."""
+    return pickle.dumps([np.array(keras.ops.convert_to_numpy(variable)) for variable in variables], protocol=5)
+
+
+def load_variables(variables: Sequence[Any], content: bytes) -> None:
+    """Gives variables the values that :func:`dump_variables` wrote.
+
+    Raises:
+        DataError: there are others, or of other shapes.
+    """
+    values = pickle.loads(content)
+    found = [tuple(variable.shape) for variable in variables]
+    expected = [value.shape for value in values]
+    if found != expected:
+        raise DataError(
+            f"variables of the shapes {_few(found)} were found, {_few(expected)} were expected; the same model, "
+            "built alike, is needed"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _few(shapes: list[tuple[int, ...]]) -> str:
+    return f"{len(shapes)}: {', '.join(str(list(shape)) for shape in shapes[:4])}{', ...' * (len(shapes) > 4)}"
+
+
+def digest(content: bytes) -> bytes:
+    """Returns a hash of a ``.keras`` file that is the same for the same model, whenever it was saved."""
+    hashed = hashlib.sha256()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for entry in archive.infolist():
+            if entry.filename != "metadata.json":  # which has the date
+                hashed.update(entry.filename.encode() + b"\0" + archive.read(entry))
+    return hashed.digest()

@@ -1,0 +1,80 @@
+"""A step of training or validation on one rank: one class per backend of Keras."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkvod.estimators.keras.loop import Loop
+
+_MODULES = {
+    "tensorflow": "sparkvod.estimators.keras.with_tensorflow",
+    "torch": "sparkvod.estimators.keras.with_torch",
+}
+
+
+class Steps(ABC):
+    """Runs steps.
+
+    Args:
+        loop: the model with losses and metrics, built.
+        optimizer: the distributed optimizer, built.
+        passes: batches whose gradients are summed before they are exchanged.
+    """
+
+    def __init__(self, loop: Loop, optimizer: Any, passes: int) -> None:
+        self.loop, self.optimizer, self.passes = loop, optimizer, passes
+        self.variables = list(loop.model.trainable_variables)
+
+    @abstractmethod
+    def train(
+        self,
+        inputs: Sequence[np.ndarray],
+        labels: Sequence[np.ndarray],
+        weights: np.ndarray | None,
+        factors: np.ndarray,
+        share: float,
+        apply: bool,
+    ) -> np.ndarray:
+        """Goes forward and backward, and applies the gradients of all ranks.
+
+        Args:
+            inputs: the model's inputs.
+            labels: the labels.
+            weights: the rows' weights, or None.
+            factors: what the terms' sums are multiplied by.
+            share: this rank's rows over those of all ranks. With 0 the rows only stand in for none: they are predicted
+                as in evaluation, so that nothing changes by them, and count for nothing.
+            apply: whether the gradients are applied now; else they are summed up.
+
+        Returns:
+            The batch's sums, without the normalisers and the rows.
+        """
+
+    @abstractmethod
+    def evaluate(
+        self, inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray], weights: np.ndarray | None
+    ) -> np.ndarray:
+        """Returns the batch's sums without training on it."""
+
+
+def for_backend(loop: Loop, optimizer: Any, passes: int) -> Steps:
+    """Returns the steps of the backend that Keras runs on."""
+    module = importlib.import_module(_MODULES[keras.backend.backend()])
+    made: Steps = module.Steps(loop, optimizer, passes)
+    return made
+
+
+def use_threads(number: int) -> None:
+    """Lets the backend compute with so many threads, where it has not begun with another number."""
+    importlib.import_module(_MODULES[keras.backend.backend()]).use_threads(number)
+
+
+def compiled(function: Any, inputs: Sequence[Any]) -> Any:
+    """Returns a function of arrays, from one of the model's input tensors, as fast as the backend makes it."""
+    return importlib.import_module(_MODULES[keras.backend.backend()]).compiled(function, inputs)
