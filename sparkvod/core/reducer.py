@@ -7,7 +7,8 @@ so that all ranks offer them in the same one; one that was incomplete in the ste
 Until the ranks have agreed on the buckets (``agreement.py``) the reducer holds everything back.
 
 Behind its gradients a bucket carries one flag per gradient, 1 where the rank had one. After the allreduce a flag
-above 0 says that some rank had a gradient, so that a parameter without any keeps none, as in a single process.
+above 0 says that some rank had a gradient, so that a parameter without any keeps none, as in a single process. One
+flag more says that a rank has something to agree on, so that all ranks turn to that in the same step.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """A bucket: its name, code of the dtype, slots, element where the flags begin, number of elements in all."""
+    """A bucket: its name, code of the dtype, slots, element where the flags begin, number of elements in all.
+
+    There is a flag for each slot and, behind these, the one for news.
+    """
 
     name: str
     dtype: int
@@ -128,7 +132,7 @@ def _lay_out(gradients: Sequence[Gradient], indices: Sequence[int], name: str) -
         at += -(-gradients[index].count // step) * step
     first, last = gradients[indices[0]].name, gradients[indices[-1]].name
     members = first if len(indices) == 1 else f"{first}..{last}"
-    return BucketPlan(f"{name}[{members}]", dtype, tuple(slots), at, at + len(indices))
+    return BucketPlan(f"{name}[{members}]", dtype, tuple(slots), at, at + len(indices) + 1)
 
 
 class Bucket:
@@ -145,8 +149,8 @@ class Bucket:
         self.name = plan.name
         self.itemsize = ops.ITEMSIZES[plan.dtype]
         self.memory = engine.allocate(plan.count * self.itemsize)
-        flag_format, one = _FLAGS[ops.DTYPES[plan.dtype]]
-        present = struct.pack(f"{len(plan.slots)}{flag_format}", *([one] * len(plan.slots)))
+        flag_format, self._one = _FLAGS[ops.DTYPES[plan.dtype]]
+        present = struct.pack(f"{len(plan.slots) + 1}{flag_format}", *([self._one] * len(plan.slots)), 0)
         self._all_present: memoryview[Any] = memoryview(present).cast(flag_format)
         self._flags: memoryview[Any] = memoryview(self.memory).cast("B")[plan.flags * self.itemsize :].cast(flag_format)
         self.absent: list[int] = []
@@ -160,15 +164,21 @@ class Bucket:
         ctypes.memset(self.memory.address + slot.offset * self.itemsize, 0, slot.count * self.itemsize)
         self.absent.append(position)
 
-    def write_flags(self) -> None:
-        """Writes which gradients this rank has."""
+    def write_flags(self, news: bool) -> None:
+        """Writes which gradients this rank has, and whether it has news."""
         self._flags[:] = self._all_present
+        if news:
+            self._flags[-1] = self._one
         for position in self.absent:
             self._flags[position] = 0
 
     def had_gradient(self, position: int) -> bool:
         """Returns, after the allreduce, whether any rank had the gradient."""
         return self._flags[position] != 0
+
+    def had_news(self) -> bool:
+        """Returns, after the allreduce, whether any rank had news."""
+        return self._flags[-1] != 0
 
     def reset(self) -> None:
         """Begins the next step."""
@@ -189,6 +199,10 @@ class Reducer:
         prescale: factor for what goes in.
         postscale: factor for what comes out.
         process_set: number of the process set whose ranks reduce.
+
+    Attributes:
+        announce: whether buckets that are sent from now on say that this rank has news.
+        heard: whether, in the last :meth:`wait`, any rank's did.
     """
 
     def __init__(
@@ -202,15 +216,17 @@ class Reducer:
     ) -> None:
         self._engine, self._op, self._prescale, self._postscale = engine, op, prescale, postscale
         self._process_set = process_set
-        self.buckets: list[Bucket] = []
+        self.announce = self.heard = False
+        self.buckets = [Bucket(engine, plan) for plan in plans]
         buckets = self.buckets
         abandon_all(self, lambda: [bucket.pending for bucket in buckets if bucket.pending is not None])
-        self._places: dict[int, tuple[Bucket, int]] = {}
+        self._places = {
+            slot.index: (bucket, position) for bucket in self.buckets for position, slot in enumerate(bucket.plan.slots)
+        }
         self._ready: set[int] = set()
         self._first_unsent = 0
         self._prefix: str | None = None
         self._lock = threading.Lock()
-        self.extend(plans)
 
     def release(self, prefix: str) -> None:
         """Lets buckets be submitted, at the latest by the next :meth:`wait`; before it, none is.
@@ -221,15 +237,6 @@ class Reducer:
         self._prefix = prefix
         for bucket in self.buckets:
             bucket.name = prefix + bucket.plan.name
-
-    def extend(self, plans: Sequence[BucketPlan]) -> None:
-        """Adds buckets behind the others, for gradients that no bucket has."""
-        for plan in plans:
-            bucket = Bucket(self._engine, plan)
-            bucket.name = (self._prefix or "") + plan.name
-            self.buckets.append(bucket)
-            for position, slot in enumerate(plan.slots):
-                self._places[slot.index] = (bucket, position)
 
     def place(self, index: int) -> tuple[Bucket, Slot]:
         """Returns the bucket and the slot of a gradient."""
@@ -278,6 +285,7 @@ class Reducer:
         with self._lock:
             self._submit(wake=False)
         self._wait_for_all()
+        self.heard = any(bucket.had_news() for bucket in self.buckets)
 
     def _wait_for_all(self) -> None:
         error: HorovodInternalError | None = None
@@ -332,7 +340,7 @@ class Reducer:
             self._first_unsent += 1
 
     def _send(self, bucket: Bucket, wake: bool) -> None:
-        bucket.write_flags()
+        bucket.write_flags(self.announce)
         plan, address = bucket.plan, bucket.memory.address
         handle = self._engine.allreduce(
             bucket.name,

@@ -18,7 +18,8 @@ from sparkvod.core.compression import only_casts
 from sparkvod.core.gradients import scales
 from sparkvod.core.objects import any_rank
 from sparkvod.core.process_sets import ProcessSet, global_process_set
-from sparkvod.torch.gradients import BucketGradients, CompressedGradients, Gradients, Reduction
+from sparkvod.torch.gradients import BucketGradients, CompressedGradients, Gradients, Reduction, refuse_changed
+from sparkvod.torch.parts import Parts
 
 # The lane of the timeline that shows a distributed optimizer: "backward" from the first gradient that is ready to the
 # end of the computation, "synchronize" while it waits for what is not hidden, "step".
@@ -66,9 +67,8 @@ class GradientExchange:
         self._optimizer = weakref.ref(optimizer)
         self._generation = 0
         self._members = 0  # number of the process set in the current world
-        self._gradients: Gradients | None = None
+        self._gradients: Parts | None = None
         self._prefix = ""
-        self._agreed = False
         self._fresh = True
         self._names: list[str] = []
         self._known: list[torch.nn.Parameter] = []
@@ -80,7 +80,7 @@ class GradientExchange:
 
     # ---- the world ----
 
-    def attach(self) -> Gradients | None:
+    def attach(self) -> Parts | None:
         """Makes the exchange fit the current world; returns None among one rank, where nothing is exchanged.
 
         Raises:
@@ -94,18 +94,22 @@ class GradientExchange:
         _remove_all(self._hooks)
         self._members = members
         self._generation = world.generation
-        self._gradients, self._prefix, self._agreed = None, "", False
+        self._gradients, self._prefix = None, ""
         self._names, self._known, self._others, self._passes_left = [], [], [], []
         if len(world.ranks_of(members)) == 1:
             return None
         named = self._named_parameters()
         self._known = [parameter for _, parameter in named]
         self._others = [(parameter, name) for name, parameter in named if not parameter.requires_grad]
-        trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
-        names, parameters = [name for name, _ in trained], [parameter for _, parameter in trained]
-        self._gradients = self._make(parameters, names)
-        self._watch(parameters, names)
+        self._gradients = Parts()
+        self._add([(parameter, name) for name, parameter in named if parameter.requires_grad])
         return self._gradients
+
+    def _add(self, trained: Sequence[tuple[torch.nn.Parameter, str]]) -> None:
+        parameters, names = [parameter for parameter, _ in trained], [name for _, name in trained]
+        assert self._gradients is not None
+        self._gradients.add(self._make(parameters, names), len(parameters))
+        self._watch(parameters, names)
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         optimizer = self._optimizer()
@@ -125,13 +129,14 @@ class GradientExchange:
         op, prescale, postscale = scales(settings.op, settings.predivide, len(world.ranks_of(self._members)))
         compression, sparse_as_dense = settings.compression, settings.sparse_as_dense
         reduction = Reduction(op, prescale, postscale, compression, sparse_as_dense, self._members)
+        first = len(self._names)
         if not only_casts(settings.compression):
-            return CompressedGradients(parameters, names, reduction)
-        return BucketGradients(basics.engine(), parameters, names, reduction, self._groups_of(names))
+            return CompressedGradients(parameters, names, reduction, first)
+        return BucketGradients(basics.engine(), parameters, names, reduction, self._groups_of(names), first)
 
     def _groups_of(self, names: Sequence[str]) -> list[list[int]] | None:
-        # The settings count all parameters, the buckets only those that are trained.
-        if self.settings.groups is None:
+        # The settings count all parameters, the buckets only those that are trained. Added ones go by size.
+        if self.settings.groups is None or self._names:
             return None
         places = {name: place for place, name in enumerate(names)}
         named = [[self.settings.names[index] for index in group] for group in self.settings.groups]
@@ -150,34 +155,51 @@ class GradientExchange:
             self._passes_left.append(self.settings.passes)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(_hook(myself, index)))
 
-    def adopt(self) -> None:
-        """Takes in parameters that were added to the optimizer, or made trainable, since the exchange was made.
+    # Parameters may be added to the optimizer, or made trainable. Their gradients are exchanged when the ranks have
+    # agreed on them; since one rank alone may have some, by mistake, it says so in what all send anyway.
 
-        All ranks do so in the same step, because they run the same program.
+    def _added(self) -> list[torch.nn.Parameter]:
+        added = self._parameters()[len(self._known) :]
+        return [each for each in (*added, *(other for other, _ in self._others)) if each.requires_grad]
 
-        Raises:
-            ValueError: parameters were removed from it, or replaced; their gradients would not be reduced.
-        """
-        if self._gradients is None:
-            return
+    def _notice(self, gradients: Parts) -> bool:
+        news = not gradients.agreed or bool(self._added())
+        gradients.announce(news)
+        return news
+
+    def _refuse_removed(self) -> None:
         parameters, known = self._parameters(), self._known
         if len(parameters) < len(known) or not all(map(operator.is_, known, parameters)):
             self.drain()
             raise _exchanged_parameters("other parameters than it was made for")
-        if len(parameters) > len(known):
-            self._others += [(parameter, name) for name, parameter in self._named_parameters()[len(known) :]]
-            self._known = parameters
-        if not self._others:
-            return
+
+    def _adopt(self) -> None:
+        self._others += [(parameter, name) for name, parameter in self._named_parameters()[len(self._known) :]]
+        self._known = self._parameters()
         new = [(parameter, name) for parameter, name in self._others if parameter.requires_grad]
         if new:
             self._others = [(parameter, name) for parameter, name in self._others if not parameter.requires_grad]
-            parameters, names = [parameter for parameter, _ in new], [name for _, name in new]
-            self._gradients.extend(parameters, names)
-            self._watch(parameters, names)
-            self._agreed = False
+            self._add(new)
 
-    def _agree(self, gradients: Gradients) -> None:
+    def _exchange(self, gradients: Parts) -> list[str]:
+        # Returns the names of the gradients that were changed on their way.
+        first_time = not self._prefix
+        self._notice(gradients)
+        changed = gradients.reduce()
+        if first_time or gradients.heard or (self._notice(gradients) and not gradients.carries):
+            self._adopt()
+            self._agree(gradients)
+            return changed + gradients.release_and_reduce(self._prefix)
+        for parameter in self._added():
+            if parameter.grad is not None:
+                raise ValueError(
+                    f"a parameter of shape {list(parameter.shape)} with a gradient was found that was added to the "
+                    "optimizer, or made trainable, between backward() and step(), when gradients were on their way "
+                    "already, and it was expected before backward(); add it there"
+                )
+        return changed
+
+    def _agree(self, gradients: Parts) -> None:
         # In the first exchange, not where the optimizer is made, which a rank may do for itself alone: there it would
         # wait for the others. The number is drawn here for the same reason. Nothing was sent before.
         if not self._prefix:
@@ -188,8 +210,6 @@ class GradientExchange:
         except BaseException:
             gradients.drain()
             raise
-        gradients.release(self._prefix)
-        self._agreed = True
 
     # ---- a step ----
 
@@ -212,6 +232,8 @@ class GradientExchange:
         self._passes_left[index] -= 1
         self._fresh = False
         if self._passes_left[index] == 0:
+            if not self._gradients.begun:
+                self._notice(self._gradients)
             self._gradients.take(index)
 
     @property
@@ -244,28 +266,27 @@ class GradientExchange:
     def reduce(self) -> None:
         """Reduces all gradients and waits.
 
-        The first time, and after parameters were added, the ranks first compare what they would exchange.
+        The first time, and when parameters were added, the ranks first compare what they would exchange.
 
         Raises:
-            ValueError: gradients were changed while they were on their way.
-            MismatchError: the ranks' models or options differ; nothing was reduced.
+            ValueError: gradients were changed while they were on their way, or a parameter was added meanwhile.
+            MismatchError: the ranks' models or options differ; the first time nothing was reduced.
             HorovodInternalError: an allreduce failed; the gradients are then undefined.
         """
         self._refuse_anothers_gradients()
         gradients = self.attach()
         if gradients is None:
             return
-        self.adopt()
+        self._refuse_removed()
         if self._backward_ns != 0:
             timeline.mark("backward", self._backward_ns, LANE)
             self._backward_ns = 0
         try:
-            if not self._agreed:
-                self._agree(gradients)
             with timeline.timeline_span("synchronize", LANE):
-                gradients.reduce()
+                changed = self._exchange(gradients)
         finally:
             self.new_step()
+        refuse_changed(changed)
 
     def _refuse_anothers_gradients(self) -> None:
         # Only after another optimizer took the parameters can gradients be in its hands.

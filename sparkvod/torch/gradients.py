@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,8 +13,8 @@ from sparkvod._native import Engine
 from sparkvod.core import collectives
 from sparkvod.core.agreement import Description
 from sparkvod.core.handles import Pending, abandon_all
-from sparkvod.core.ops import CODES, DTYPES, OP_NAMES
-from sparkvod.core.reducer import BucketPlan, Gradient, Reducer, plan_buckets
+from sparkvod.core.ops import CODES, DTYPES, OP_NAMES, Max
+from sparkvod.core.reducer import Gradient, Reducer, plan_buckets
 from sparkvod.torch import adapter
 
 
@@ -41,11 +41,21 @@ class Reduction:
         )
 
 
-_KNOBS = ("bucket_bytes", "first_bucket_bytes")
+KNOBS = ("bucket_bytes", "first_bucket_bytes")
 
 
 class Gradients(Protocol):
-    """Takes gradients as they become ready and gives them back reduced, as ``parameter.grad``."""
+    """Takes gradients as they become ready and gives them back reduced, as ``parameter.grad``.
+
+    Attributes:
+        announce: whether what is sent from now on says that this rank has news: something to agree on.
+    """
+
+    announce: bool
+
+    @property
+    def heard(self) -> bool:
+        """Whether, in the last :meth:`reduce`, any rank had news."""
 
     @property
     def begun(self) -> bool:
@@ -60,17 +70,18 @@ class Gradients(Protocol):
     def take(self, index: int) -> None:
         """Takes the complete gradient of a parameter; it must not be touched until :meth:`reduce`."""
 
-    def reduce(self) -> None:
-        """Takes what is missing, waits, and sets the parameters' gradients."""
+    def reduce(self) -> list[str]:
+        """Takes what is missing, waits, sets the parameters' gradients; returns the names of those changed on the way.
+
+        Only after :meth:`release`.
+        """
 
     def drain(self) -> None:
         """Waits for what was started and forgets it."""
 
-    def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
-        """Adds parameters behind the others."""
 
-
-def _described(parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> Any:
+def described(parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> Any:
+    """Returns names, shapes and dtypes of parameters, as a :class:`Description` holds them."""
     return tuple(
         (name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
         for name, parameter in zip(names, parameters, strict=True)
@@ -152,6 +163,7 @@ class BucketGradients:
         names: their names.
         reduction: how to reduce.
         groups: indices of parameters that share a bucket, None to fill buckets by size.
+        first: the number of the optimizer's parameters before these.
     """
 
     def __init__(
@@ -161,54 +173,49 @@ class BucketGradients:
         names: Sequence[str],
         reduction: Reduction,
         groups: Sequence[Sequence[int]] | None,
+        first: int = 0,
     ) -> None:
         self._reduction = reduction
-        self._parameters: list[torch.nn.Parameter] = []
-        self._names: list[str] = []
-        self._views: list[torch.Tensor] = []
+        self._parameters, self._names = list(parameters), list(names)
         self._staged: set[int] = set()
         self._taken = Taken()
-        scales = reduction.prescale, reduction.postscale
-        self._reducer = Reducer(engine, (), reduction.op, *scales, reduction.process_set)
-        self._add(parameters, names, groups, "")
-
-    def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
-        """Adds parameters, in buckets of their own."""
-        self._add(parameters, names, None, f".from{len(self._parameters)}")
-
-    def _add(
-        self,
-        parameters: Sequence[torch.nn.Parameter],
-        names: Sequence[str],
-        groups: Sequence[Sequence[int]] | None,
-        prefix: str,
-    ) -> None:
-        first = len(self._parameters)
         gradients = [
             Gradient(name, parameter.numel(), self._wire(parameter, name))
             for name, parameter in zip(names, parameters, strict=True)
         ]
         plans = plan_buckets(
             gradients,
-            prefix=prefix,
+            prefix=f".from{first}" if first else "",
             groups=groups,
-            **{knob: config.get(knob) for knob in _KNOBS},
+            **{knob: config.get(knob) for knob in KNOBS},
         )
-        self._reducer.extend([_shifted(plan, first) for plan in plans])
-        self._parameters += parameters
-        self._names += names
-        for index in range(first, len(self._parameters)):
-            self._views.append(self._view(index))
+        scales = reduction.prescale, reduction.postscale
+        self._reducer = Reducer(engine, plans, reduction.op, *scales, reduction.process_set)
+        self._views = [self._view(index) for index in range(len(self._parameters))]
+
+    @property
+    def announce(self) -> bool:
+        """Whether what is sent from now on says that this rank has news."""
+        return self._reducer.announce
+
+    @announce.setter
+    def announce(self, news: bool) -> None:
+        self._reducer.announce = news
+
+    @property
+    def heard(self) -> bool:
+        """Whether, in the last :meth:`reduce`, any rank had news."""
+        return self._reducer.heard
 
     def description(self) -> Description:
         """Returns what the ranks must have in common."""
         plans = [bucket.plan for bucket in self._reducer.buckets]
         wires = sorted({DTYPES[plan.dtype] for plan in plans})
         return Description(
-            parameters=_described(self._parameters, self._names),
+            parameters=described(self._parameters, self._names),
             options=(*self._reduction.described(), ("the dtypes that travel (see compression=)", ", ".join(wires))),
             buckets=tuple(tuple(slot.index for slot in plan.slots) for plan in plans),
-            knobs=tuple((config.KNOBS[knob].variable, str(config.get(knob))) for knob in _KNOBS),
+            knobs=tuple((config.KNOBS[knob].variable, str(config.get(knob))) for knob in KNOBS),
         )
 
     def release(self, prefix: str) -> None:
@@ -262,7 +269,7 @@ class BucketGradients:
     def _is_direct(parameter: torch.nn.Parameter, view: torch.Tensor) -> bool:
         return parameter.dtype == view.dtype and parameter.is_cpu
 
-    def reduce(self) -> None:
+    def reduce(self) -> list[str]:
         """Completes all buckets, waits, and sets the gradients; those that no rank had stay None."""
         without = []
         try:
@@ -285,7 +292,7 @@ class BucketGradients:
             self._staged.clear()
             self._taken.clear()
             self._reducer.reset()
-        refuse_changed(self._names[index] for index in changed)
+        return [self._names[index] for index in changed]
 
     def _received(self, index: int) -> torch.Tensor:
         parameter, view = self._parameters[index], self._views[index]
@@ -312,10 +319,6 @@ def _fills_its_memory(parameter: torch.Tensor) -> bool:
     return True
 
 
-def _shifted(plan: BucketPlan, first: int) -> BucketPlan:
-    return replace(plan, slots=tuple(replace(slot, index=slot.index + first) for slot in plan.slots))
-
-
 class CompressedGradients:
     """Gradients that a compressor of the user's takes one by one, each reduced under its own name.
 
@@ -323,11 +326,20 @@ class CompressedGradients:
         parameters: the parameters.
         names: their names.
         reduction: how to reduce.
+        first: the number of the optimizer's parameters before these.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str], reduction: Reduction) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        reduction: Reduction,
+        first: int = 0,
+    ) -> None:
+        self._first = first
         self._parameters, self._names = list(parameters), list(names)
         self._reduction = reduction
+        self.announce = self.heard = False
         self._prefix: str | None = None
         self._kept: set[int] = set()
         self._started: dict[int, tuple[Pending, Any]] = {}
@@ -335,17 +347,12 @@ class CompressedGradients:
         abandon_all(self, lambda: [pending for pending, _ in started.values()])
         self._taken = Taken()
 
-    def extend(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
-        """Adds parameters behind the others."""
-        self._parameters += parameters
-        self._names += names
-
     def description(self) -> Description:
         """Returns what the ranks must have in common."""
         compressor = self._reduction.compression
         name = getattr(compressor, "__qualname__", type(compressor).__qualname__)
         return Description(
-            parameters=_described(self._parameters, self._names),
+            parameters=described(self._parameters, self._names),
             options=(*self._reduction.described(), ("compression", name)),
             buckets=(),
             knobs=(),
@@ -382,7 +389,7 @@ class CompressedGradients:
         self._started[index] = pending, context
         self._taken.take(index, parameter)
 
-    def reduce(self) -> None:
+    def reduce(self) -> list[str]:
         """Sends zeros for the gradients that are missing, waits, and sets all gradients."""
         self._kept.clear()
         changed = self._taken.restore(self._parameters)
@@ -392,6 +399,7 @@ class CompressedGradients:
                     parameter.grad = torch.zeros_like(parameter)
                 self.take(index)
         self._taken.clear()
+        news = self._tell()
         started = dict(self._started)
         self._started.clear()
         error: BaseException | None = None
@@ -407,8 +415,15 @@ class CompressedGradients:
             else:
                 self._parameters[index].grad = reduced
         if error is not None:
+            news.wait()
             raise error
-        refuse_changed(self._names[index] for index in changed)
+        self.heard = bool(news.wait().item())
+        return [self._names[index] for index in changed]
+
+    def _tell(self) -> Pending:
+        # No place for flags is left in what a compressor of the user's makes.
+        news, name = torch.tensor([self.announce]), f"{self._prefix}.news{self._first or ''}"
+        return collectives.allreduce(adapter, news, name, Max, in_place=True, process_set=self._reduction.process_set)
 
     def drain(self) -> None:
         """Waits for what was started and forgets it."""

@@ -90,15 +90,6 @@ def check_options() -> None:
 
 
 def check_compressor_of_the_users() -> None:
-    class Halves:
-        @staticmethod
-        def compress(tensor: torch.Tensor) -> Any:
-            return tensor / 2, None
-
-        @staticmethod
-        def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-            return tensor * 2
-
     words = r"parameter 0: .*\[4, 2\] float32"
     _refused(_mine(lambda other: nn.Linear(2, 4) if other else nn.Linear(4, 2)), words, compression=Halves)
 
@@ -116,6 +107,75 @@ def check_parameters_added_later() -> None:
         model(torch.ones(1, 2)).sum().backward()
         with pytest.raises(MismatchError, match=r"parameter 2: .*\[3\].*rank 1 has .*\[4\]"):
             optimizer.step()
+
+
+class Halves:
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> Any:
+        return tensor / 2, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor * 2
+
+
+def check_parameters_that_only_one_rank_adds() -> None:
+    import sparkvod.torch as hvd
+
+    for compression in (hvd.Compression.none, Halves):
+        for thaws in (False, True):
+            model = nn.Linear(2, 2)
+            frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+            optimizer = torch.optim.SGD([*model.parameters(), frozen], lr=1.0)
+            optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            if hvd.rank() == 1 and thaws:
+                frozen.requires_grad_(True)
+            elif hvd.rank() == 1:
+                optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+            begun = time.monotonic()
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                with pytest.raises(
+                    MismatchError, match=r"parameter 2: ranks? 0.* ha(s|ve) none, rank 1 has '.*' \[3\]"
+                ):
+                    optimizer.step()
+            assert time.monotonic() - begun < 5
+            # Once all have it, they go on.
+            if hvd.rank() != 1 and thaws:
+                frozen.requires_grad_(True)
+            elif hvd.rank() != 1:
+                optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+            added = optimizer.param_groups[-1]["params"][-1]
+            optimizer.zero_grad()
+            (model(torch.ones(1, 2)).sum() + added.sum() * hvd.rank()).backward()
+            optimizer.step()
+            torch.testing.assert_close(added.grad, torch.full((3,), (hvd.size() - 1) / 2))
+
+
+def check_a_parameter_that_is_added_too_late() -> None:
+    import sparkvod.torch as hvd
+
+    model = nn.Linear(2, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    for computed in (True, False):
+        added = nn.Parameter(torch.zeros(3))
+        optimizer.zero_grad()
+        (model(torch.ones(1, 2)).sum() + (added.sum() if computed else 0)).backward()
+        optimizer.add_param_group({"params": [added]})
+        if computed:
+            with pytest.raises(ValueError, match=r"shape \[3\] with a gradient.*expected before backward"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+        (model(torch.ones(1, 2)).sum() + added.sum() * hvd.rank()).backward()
+        optimizer.step()
+        torch.testing.assert_close(added.grad, torch.full((3,), (hvd.size() - 1) / 2))
 
 
 def check_an_optimizer_that_only_one_rank_makes() -> None:
