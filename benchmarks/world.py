@@ -7,6 +7,7 @@ import multiprocessing
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -74,6 +75,7 @@ def _rank(
     # Over loopback gloo is fastest, and needs no name of this host that resolves.
     config.set_environment({"GLOO_SOCKET_IFNAME": "lo"})
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)  # of the group's calls by their older names
     dist.init_process_group("gloo", init_method=f"file://{folder / 'gloo'}", rank=rank, world_size=size)
 
     def allgather(data: bytes) -> list[bytes]:
