@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkvod.core import ops
+from sparkvod.core.compression import check_compressor
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 
 
@@ -87,6 +88,7 @@ class GradientPlan:
 
     def __post_init__(self) -> None:
         self.op = ops.reduce_op(self.op)
+        check_compressor(self.compression)
         check_predivide(self.predivide, self.op)
 
     def key(self, variable: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from sparkvod.core import basics, collectives
+from sparkvod.core.compression import check_compressor
 from sparkvod.core.ops import Average, Sum, allreduce_op, check_root, reducescatter_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.tensorflow import naming, raw
@@ -82,6 +83,7 @@ def _allreduce_slices(
             f"factors {prescale} and {postscale} were found with tf.IndexedSlices, 1 was expected; make it dense by "
             "tf.convert_to_tensor, or pass sparse_as_dense=True"
         )
+    check_compressor(compression)
     values, context = compression.compress(tf.convert_to_tensor(slices.values))
     gathered, indices = grouped_allgather([values, slices.indices], name, process_set=process_set)
     values = compression.decompress(gathered, context)
@@ -101,6 +103,7 @@ def _reduced(
     kind: str,
     members: int,
 ) -> list[Any]:
+    check_compressor(compression)
     pairs = [compression.compress(tensor) for tensor in raw.tensors(tensors)]
     sent = [tensor for tensor, _ in pairs]
     reduced = naming.run(kind, name, sent[0], lambda name: raw.allreduce(sent, name, op, prescale, postscale, members))
@@ -304,6 +307,7 @@ def grouped_reducescatter(
     """As :func:`reducescatter`, for a list of tensors that are reduced as one unit."""
     reduce_op = reducescatter_op(op)
     members = set_id(process_set)
+    check_compressor(compression)
     pairs = [compression.compress(tensor) for tensor in raw.tensors(tensors)]
     sent = [tensor for tensor, _ in pairs]
     for tensor in sent:

@@ -14,11 +14,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparkvod.core import basics, ops, timeline
 from sparkvod.core.agreement import agree
-from sparkvod.core.compression import only_casts
+from sparkvod.core.compression import only_casts, split
 from sparkvod.core.gradients import scales
 from sparkvod.core.objects import any_rank
 from sparkvod.core.process_sets import ProcessSet, global_process_set
-from sparkvod.torch.gradients import BucketGradients, CompressedGradients, Gradients, Reduction, refuse_changed
+from sparkvod.torch.gradients import BucketGradients, CompressedGradients, Gradients, Kept, Reduction, refuse_changed
+from sparkvod.torch.lossy import LossyGradients
 from sparkvod.torch.parts import Parts
 
 # The lane of the timeline that shows a distributed optimizer: "backward" from the first gradient that is ready to the
@@ -35,7 +36,7 @@ class Settings:
 
     Attributes:
         names: names of the parameters, in the order of the parameter groups.
-        compression: the compressor class.
+        compression: a compressor, a lossy stage, or a chain.
         passes: backward passes per step.
         op: ``Average`` or ``Sum``.
         predivide: gradient_predivide_factor.
@@ -68,6 +69,7 @@ class GradientExchange:
         self._generation = 0
         self._members = 0  # number of the process set in the current world
         self._gradients: Parts | None = None
+        self._kept = Kept()  # what the next parts begin with
         self._prefix = ""
         self._fresh = True
         self._names: list[str] = []
@@ -93,6 +95,7 @@ class GradientExchange:
         members = ops.own_set_id(self.settings.process_set, "DistributedOptimizer")
         _remove_all(self._hooks)
         self._members = members
+        self.kept()
         self._generation = world.generation
         self._gradients, self._prefix = None, ""
         self._names, self._known, self._others, self._passes_left = [], [], [], []
@@ -126,11 +129,15 @@ class GradientExchange:
 
     def _make(self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> Gradients:
         settings, world = self.settings, basics.world()
-        op, prescale, postscale = scales(settings.op, settings.predivide, len(world.ranks_of(self._members)))
-        compression, sparse_as_dense = settings.compression, settings.sparse_as_dense
-        reduction = Reduction(op, prescale, postscale, compression, sparse_as_dense, self._members)
-        first = len(self._names)
-        if not only_casts(settings.compression):
+        size, first = len(world.ranks_of(self._members)), len(self._names)
+        op, prescale, postscale = scales(settings.op, settings.predivide, size)
+        lossy, compressor = split(settings.compression)
+        reduction = Reduction(op, prescale, postscale, compressor, settings.sparse_as_dense, self._members)
+        if lossy is not None:
+            part = LossyGradients(parameters, names, reduction, lossy, self._groups_of(names), size, first)
+            part.restore(self._kept)
+            return part
+        if not only_casts(compressor):
             return CompressedGradients(parameters, names, reduction, first)
         return BucketGradients(basics.engine(), parameters, names, reduction, self._groups_of(names), first)
 
@@ -327,9 +334,31 @@ class GradientExchange:
         Wrapping a model's parameters again, as a notebook does that runs a cell twice, thus reduces them once.
         """
         self.drain()
+        self.kept()
         _remove_all(self._hooks)
         self._generation = 0
         self._gradients = None
+
+    # ---- what lossy compression keeps ----
+
+    def kept(self) -> Kept:
+        """Returns copies of what is kept for the next step."""
+        if self._gradients is not None:
+            self._kept = Kept()
+            self._gradients.keep(self._kept)
+        return self._kept
+
+    def restore(self, kept: Kept) -> None:
+        """Takes what was kept; what it knows nothing of is as in the beginning."""
+        self._kept = kept
+        if self._gradients is not None:
+            self._gradients.restore(kept)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """This rank's number among those that exchange, and their number."""
+        members = self.settings.process_set
+        return members.rank() or 0, members.size() or 1
 
 
 def _exchanged_parameters(what: str) -> ValueError:

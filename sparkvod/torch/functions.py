@@ -99,7 +99,7 @@ def broadcast_optimizer_state(
     is_root = basics.rank() == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = broadcast_object(
-        _without_tensors(optimizer.state_dict(), tensors) if is_root else None,
+        _without_tensors(_common(optimizer.state_dict()), tensors) if is_root else None,
         root_rank,
         "broadcast.optimizer",
         process_set,
@@ -116,6 +116,12 @@ def broadcast_optimizer_state(
         state = _with_tensors(skeleton, tensors)
         optimizer.load_state_dict(state)
         _keep_dtypes(optimizer, state)
+
+
+def _common(state: dict[str, Any]) -> dict[str, Any]:
+    # What lossy compression left out of the gradients is each rank's own.
+    compression = state.get("compression")
+    return state if compression is None else state | {"compression": compression | {"errors": {}}}
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:

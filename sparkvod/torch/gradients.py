@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +12,7 @@ from sparkvod import config
 from sparkvod._native import Engine
 from sparkvod.core import collectives
 from sparkvod.core.agreement import Description
+from sparkvod.core.compression import described
 from sparkvod.core.handles import Pending, abandon_all
 from sparkvod.core.ops import CODES, DTYPES, OP_NAMES, Max
 from sparkvod.core.reducer import Gradient, Reducer, plan_buckets
@@ -42,6 +43,21 @@ class Reduction:
 
 
 KNOBS = ("bucket_bytes", "first_bucket_bytes")
+
+
+@dataclass
+class Kept:
+    """What lossy compression keeps of the steps before.
+
+    Attributes:
+        errors: by parameter's name, what was left out; this rank's own.
+        factors: by parameter's name, what the next approximation begins with; equal on all ranks.
+        steps: steps made; equal on all ranks.
+    """
+
+    errors: dict[str, torch.Tensor] = field(default_factory=dict)
+    factors: dict[str, torch.Tensor] = field(default_factory=dict)
+    steps: int = 0
 
 
 class Gradients(Protocol):
@@ -79,8 +95,27 @@ class Gradients(Protocol):
     def drain(self) -> None:
         """Waits for what was started and forgets it."""
 
+    def keep(self, kept: Kept) -> None:
+        """Adds copies of what is kept for the next step."""
 
-def described(parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> Any:
+    def restore(self, kept: Kept) -> None:
+        """Takes what was kept; what it knows nothing of is as in the beginning."""
+
+
+def check_trained(parameter: torch.nn.Parameter, name: str) -> None:
+    """Checks that a parameter's gradient can be reduced.
+
+    Raises:
+        ValueError: it has no floating-point elements.
+    """
+    if not parameter.dtype.is_floating_point:
+        raise ValueError(
+            f"parameter {name!r} of {parameter.dtype} was found, a real floating-point one was expected; "
+            "keep it out of the optimizer that is distributed"
+        )
+
+
+def named(parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> Any:
     """Returns names, shapes and dtypes of parameters, as a :class:`Description` holds them."""
     return tuple(
         (name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
@@ -150,7 +185,15 @@ def refuse_changed(names: Iterable[str]) -> None:
         )
 
 
-class BucketGradients:
+class _KeepsNothing:
+    def keep(self, kept: Kept) -> None:
+        """Adds nothing."""
+
+    def restore(self, kept: Kept) -> None:
+        """Has nothing to take."""
+
+
+class BucketGradients(_KeepsNothing):
     """Gradients as views into buckets.
 
     A gradient that autograd wrote elsewhere is copied into its bucket once and ``parameter.grad`` becomes the view;
@@ -212,7 +255,7 @@ class BucketGradients:
         plans = [bucket.plan for bucket in self._reducer.buckets]
         wires = sorted({DTYPES[plan.dtype] for plan in plans})
         return Description(
-            parameters=described(self._parameters, self._names),
+            parameters=named(self._parameters, self._names),
             options=(*self._reduction.described(), ("the dtypes that travel (see compression=)", ", ".join(wires))),
             buckets=tuple(tuple(slot.index for slot in plan.slots) for plan in plans),
             knobs=tuple((config.KNOBS[knob].variable, str(config.get(knob))) for knob in KNOBS),
@@ -223,11 +266,7 @@ class BucketGradients:
         self._reducer.release(prefix)
 
     def _wire(self, parameter: torch.nn.Parameter, name: str) -> int:
-        if not parameter.dtype.is_floating_point:
-            raise ValueError(
-                f"parameter {name!r} of {parameter.dtype} was found, a real floating-point one was expected; "
-                "keep it out of the optimizer that is distributed"
-            )
+        check_trained(parameter, name)
         wire = self._reduction.compression.wire
         return adapter.dtype_code(parameter.dtype, f"parameter {name!r}") if wire is None else CODES[wire]
 
@@ -319,7 +358,7 @@ def _fills_its_memory(parameter: torch.Tensor) -> bool:
     return True
 
 
-class CompressedGradients:
+class CompressedGradients(_KeepsNothing):
     """Gradients that a compressor of the user's takes one by one, each reduced under its own name.
 
     Args:
@@ -349,10 +388,9 @@ class CompressedGradients:
 
     def description(self) -> Description:
         """Returns what the ranks must have in common."""
-        compressor = self._reduction.compression
-        name = getattr(compressor, "__qualname__", type(compressor).__qualname__)
+        name = described(self._reduction.compression)
         return Description(
-            parameters=described(self._parameters, self._names),
+            parameters=named(self._parameters, self._names),
             options=(*self._reduction.described(), ("compression", name)),
             buckets=(),
             knobs=(),

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from sparkvod.core import basics, collectives, handles
+from sparkvod.core.compression import check_compressor
 from sparkvod.core.handles import poll, synchronize
 from sparkvod.core.ops import allreduce_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
@@ -117,6 +118,8 @@ def allreduce(
     """
     op = allreduce_op(op, average)
     members = set_id(process_set)
+    if compression is not Compression.none:
+        check_compressor(compression)
     compressed, context = compression.compress(tensor)
 
     def run(name: str) -> torch.Tensor:
@@ -212,6 +215,7 @@ def grouped_allreduce(
     """As :func:`allreduce`, for a list of tensors that are reduced as one unit. Differentiable."""
     op = allreduce_op(op, average)
     members = set_id(process_set)
+    check_compressor(compression)
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,11 +17,13 @@ import torch
 from torch.optim import Optimizer
 
 from sparkvod.core import ops
+from sparkvod.core.compression import check_compressor, split
 from sparkvod.core.gradients import check_predivide, chunks, groups_of
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.core.timeline import timeline_span
 from sparkvod.torch.compression import Compression
 from sparkvod.torch.exchange import LANE, GradientExchange, Settings
+from sparkvod.torch.gradients import Kept
 
 __all__ = ["DistributedOptimizer"]
 
@@ -121,15 +123,49 @@ class _Distributed(Optimizer):
         self._synchronized = False
         super().zero_grad(*args, **kwargs)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the wrapped optimizer's state; with lossy compression also ``compression_state()``, as such."""
+        state: dict[str, Any] = super().state_dict()
+        compression = self.compression_state()
+        return state if compression is None else state | {"compression": compression}
+
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the wrapped optimizer's state; what is on its way is waited for and forgotten."""
+        """Loads the wrapped optimizer's state; what is on its way is waited for and forgotten.
+
+        With lossy compression also what :meth:`load_compression_state` takes, if it is there; else that begins anew.
+        """
         self._exchange.drain()
         self._synchronized = False
         super().load_state_dict(*args, **kwargs)
+        (state, *_) = (*args, *kwargs.values())
+        self.load_compression_state(state.get("compression"))
+
+    def compression_state(self) -> dict[str, Any] | None:
+        """Returns what lossy compression (top-k, PowerSGD) keeps for the next step; None with other compressions.
+
+        What was left out of the gradients is each rank's own. Where one rank's ``state_dict()`` is saved for all, save
+        this of every rank as well to go on exactly as without a pause.
+        """
+        if split(self._exchange.settings.compression)[0] is None:
+            return None
+        kept, (rank, size) = self._exchange.kept(), self._exchange.place
+        return {"rank": rank, "size": size, "steps": kept.steps, "errors": kept.errors, "factors": kept.factors}
+
+    def load_compression_state(self, state: Mapping[str, Any] | None) -> None:
+        """Takes what :meth:`compression_state` returned, all ranks alike; None to begin anew.
+
+        What was left out of the gradients is taken only if it is this rank's own, among as many ranks.
+        """
+        if state is None:
+            self._exchange.restore(Kept())
+            return
+        own = (state["rank"], state["size"]) == self._exchange.place
+        errors = dict(state["errors"]) if own else {}
+        self._exchange.restore(Kept(errors, dict(state["factors"]), state["steps"]))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         base = type(self).__mro__[2]
-        return _rebuild, (base, self._exchange.settings), self.__getstate__()
+        return _rebuild, (base, self._exchange.settings, self._exchange.kept()), self.__getstate__()
 
 
 def _followed(closure: Callable[[], Any], then: Callable[[], None]) -> Callable[[], Any]:
@@ -158,10 +194,11 @@ def _distributed_class(base: type[Optimizer]) -> type[_Distributed]:
     return _classes[base]
 
 
-def _rebuild(base: type[Optimizer], settings: Settings) -> _Distributed:
+def _rebuild(base: type[Optimizer], settings: Settings, kept: Kept) -> _Distributed:
     # First half of copying and unpickling; __setstate__ brings the parameters. Hooks come with the first step.
     optimizer = object.__new__(_distributed_class(base))
     optimizer._start(settings)
+    optimizer._exchange.restore(kept)
     return optimizer
 
 
@@ -186,7 +223,8 @@ def DistributedOptimizer(  # noqa: N802
     Args:
         optimizer: the optimizer to wrap.
         named_parameters: pairs of name and parameter, for messages; all parameters or none.
-        compression: ``Compression.none``, ``.fp16``, ``.bf16``, or a class with ``compress`` and ``decompress``.
+        compression: ``Compression.none``, ``.fp16``, ``.bf16``, ``.topk(ratio)``, ``.powersgd(rank)``, a
+            ``Compression.chain(...)`` of these, or a class with ``compress`` and ``decompress``.
         backward_passes_per_step: backward passes whose gradients are summed locally before they are reduced.
         op: ``Average`` or ``Sum``.
         gradient_predivide_factor: with ``Average``: gradients are divided by it before the sum and by the rest of the
@@ -208,11 +246,7 @@ def DistributedOptimizer(  # noqa: N802
     check_predivide(gradient_predivide_factor, op)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"a {type(optimizer).__name__} was found, a torch.optim.Optimizer to wrap was expected")
-    if not all(callable(getattr(compression, method, None)) for method in ("compress", "decompress")):
-        raise TypeError(
-            f"compression={compression!r} was found, Compression.none, .fp16, .bf16 or a class with compress and "
-            "decompress was expected"
-        )
+    check_compressor(compression, lossy=True)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     groups = groups_of(groups, num_groups, "parameters")
     settings = Settings(

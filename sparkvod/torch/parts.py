@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparkvod.core.agreement import Description
-from sparkvod.torch.gradients import Gradients
+from sparkvod.torch.gradients import Gradients, Kept
 
 
 class Parts:
@@ -87,6 +87,16 @@ class Parts:
         """Waits for what was started and forgets it."""
         for part in self._parts:
             part.drain()
+
+    def keep(self, kept: Kept) -> None:
+        """Adds copies of what is kept for the next step."""
+        for part in self._parts:
+            part.keep(kept)
+
+    def restore(self, kept: Kept) -> None:
+        """Takes what was kept; what it knows nothing of is as in the beginning."""
+        for part in self._parts:
+            part.restore(kept)
 
 
 def _reduced(parts: Sequence[Gradients]) -> list[str]:

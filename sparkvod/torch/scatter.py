@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sparkvod.core import collectives, handles
+from sparkvod.core.compression import check_compressor
 from sparkvod.core.handles import Pending
 from sparkvod.core.ops import reducescatter_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
@@ -184,6 +185,7 @@ def grouped_reducescatter(
     members = set_id(process_set)
     for tensor in tensors:
         _check_rows(tensor, "reducescatter")
+    check_compressor(compression)
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
 

@@ -1,0 +1,213 @@
+"""Gradients of which only a part travels, bucket by bucket, while what was left out is kept for the next step.
+
+A bucket has a *memory* with a place for each element of its gradients. When all its gradients are there they are added
+to the memory; what the bucket then sends is taken out of it again, as it arrives at the others, so that sooner or later
+everything does. A gradient that this rank does not have in a step leaves its part of the memory alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from sparkvod import config
+from sparkvod.core.agreement import Description
+from sparkvod.core.compression import Lossy, TopK, described
+from sparkvod.core.handles import abandon_all
+from sparkvod.core.ops import CODES
+from sparkvod.core.reducer import BucketPlan, Gradient, plan_buckets
+from sparkvod.errors import HorovodInternalError
+from sparkvod.torch import adapter
+from sparkvod.torch.gradients import KNOBS, Kept, Reduction, Taken, check_trained, dense, named
+from sparkvod.torch.lossy_bucket import LossyBucket
+from sparkvod.torch.powersgd import PowerSGDBucket
+from sparkvod.torch.topk import TopKBucket
+
+
+class LossyGradients:
+    """Gradients in lossy buckets.
+
+    They stay where they are and get the result when all have it.
+
+    Args:
+        parameters: the parameters.
+        names: their names.
+        reduction: how to reduce; its compressor is for what is sent.
+        lossy: the lossy stage.
+        groups: indices of parameters that share a bucket, None to fill buckets by size.
+        size: number of ranks that reduce.
+        first: the number of the optimizer's parameters before these.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        reduction: Reduction,
+        lossy: Lossy,
+        groups: Sequence[Sequence[int]] | None,
+        size: int,
+        first: int = 0,
+    ) -> None:
+        self.announce = self.heard = False
+        self._parameters, self._names = list(parameters), list(names)
+        self._reduction, self._lossy = reduction, lossy
+        plans = plan_buckets(
+            [
+                Gradient(name, parameter.numel(), self._code(parameter, name))
+                for name, parameter in zip(names, parameters, strict=True)
+            ],
+            prefix=f".from{first}" if first else "",
+            groups=groups,
+            **{knob: config.get(knob) for knob in KNOBS},
+        )
+        self._buckets = [self._bucket(plan, size) for plan in plans]
+        buckets = self._buckets
+        abandon_all(self, lambda: [bucket.pending for bucket in buckets if bucket.pending is not None])
+        self._places = {
+            slot.index: (bucket, place) for bucket in buckets for place, slot in enumerate(bucket.plan.slots)
+        }
+        self._released = False
+        self._ready: set[int] = set()
+        self._taken = Taken()
+        self._error: HorovodInternalError | None = None
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def _code(parameter: torch.nn.Parameter, name: str) -> int:
+        check_trained(parameter, name)
+        # Sums of what was left out need more than half precision.
+        return CODES["float64" if parameter.dtype is torch.float64 else "float32"]
+
+    def _bucket(self, plan: BucketPlan, size: int) -> LossyBucket:
+        names = [self._names[slot.index] for slot in plan.slots]
+        shapes = [self._parameters[slot.index].shape for slot in plan.slots]
+        if isinstance(self._lossy, TopK):
+            return TopKBucket(self._lossy, plan, names, shapes, self._reduction, size)
+        return PowerSGDBucket(self._lossy, plan, names, shapes, self._reduction, size)
+
+    def description(self) -> Description:
+        """Returns what the ranks must have in common."""
+        compression = f"{self._lossy}, sent by {described(self._reduction.compression)}"
+        return Description(
+            parameters=named(self._parameters, self._names),
+            options=(*self._reduction.described(), ("compression", compression)),
+            buckets=tuple(tuple(slot.index for slot in bucket.plan.slots) for bucket in self._buckets),
+            knobs=tuple((config.KNOBS[knob].variable, str(config.get(knob))) for knob in KNOBS),
+        )
+
+    def release(self, prefix: str) -> None:
+        """Lets full buckets be sent."""
+        self._released = True
+        for bucket in self._buckets:
+            bucket.name = prefix + bucket.plan.name
+
+    @property
+    def begun(self) -> bool:
+        """Whether a gradient was taken that is not yet reduced."""
+        return bool(self._ready)
+
+    def take(self, index: int) -> None:
+        """Notes that a gradient is complete; a bucket that has all of its own is sent."""
+        with self._lock:
+            self._taken.take(index, self._parameters[index])
+            bucket, _ = self._places[index]
+            self._ready.add(index)
+            bucket.waiting -= 1
+            if bucket.waiting == 0 and self._released:
+                self._begin(bucket)
+                self._go_on()
+
+    def _begin(self, bucket: LossyBucket) -> None:
+        with torch.no_grad():
+            for place, slot in enumerate(bucket.plan.slots):
+                if place not in bucket.absent and slot.count:
+                    gradient = self._parameters[slot.index].grad
+                    assert gradient is not None
+                    gradient = dense(gradient, self._names[slot.index], self._reduction.sparse_as_dense)
+                    mine = bucket.part(bucket.memory, slot).view(gradient.shape)
+                    mine.add_(gradient.to(device=mine.device, dtype=mine.dtype))
+            bucket.begun = True
+            bucket.begin(self.announce)
+        bucket.steps += 1
+
+    def _go_on(self) -> None:
+        # A later bucket's gradients are there: what earlier ones have received needs not wait for the end.
+        for bucket in self._buckets:
+            if bucket.pending is not None and bucket.pending.engine.poll(bucket.pending.handle):
+                self._go_on_with(bucket)
+
+    def _go_on_with(self, bucket: LossyBucket) -> None:
+        # An error waits for reduce(), and for the other buckets, which the other ranks go on with as well.
+        try:
+            with torch.no_grad():
+                bucket.go_on()
+        except HorovodInternalError as error:
+            self._error = self._error or error
+
+    def reduce(self) -> list[str]:
+        """Completes all buckets, waits, and sets the gradients; those that no rank had stay None."""
+        try:
+            for index, parameter in enumerate(self._parameters):
+                if index not in self._ready and parameter.grad is not None:
+                    self.take(index)
+            changed = self._taken.restore(self._parameters)
+            for bucket in self._buckets:
+                if not bucket.begun:
+                    bucket.absent = {k for k, slot in enumerate(bucket.plan.slots) if slot.index not in self._ready}
+                    self._begin(bucket)
+            self._finish()
+            for bucket in self._buckets:
+                self._give(bucket)
+            self.heard = any(bucket.had_news for bucket in self._buckets)
+        finally:
+            self._forget()
+        return [self._names[index] for index in changed]
+
+    def _finish(self) -> None:
+        for _ in range(2):  # what an exchange has in its second round then overlaps with the others' first
+            for bucket in self._buckets:
+                if bucket.pending is not None:
+                    self._go_on_with(bucket)
+        if self._error is not None:
+            raise self._error
+
+    def _give(self, bucket: LossyBucket) -> None:
+        for place, slot in enumerate(bucket.plan.slots):
+            if not bucket.had_gradient(place):
+                continue
+            parameter = self._parameters[slot.index]
+            values = bucket.part(bucket.result, slot).view(parameter.shape)
+            if parameter.grad is not None and parameter.grad.layout is torch.strided:
+                adapter.copy_into(parameter.grad, values)
+            else:
+                parameter.grad = torch.empty_like(parameter).copy_(values)
+
+    def _forget(self) -> None:
+        self._error = None
+        self._ready.clear()
+        self._taken.clear()
+        for bucket in self._buckets:
+            bucket.reset()
+
+    def drain(self) -> None:
+        """Waits for what was started and forgets it; what it took out of the memories is lost."""
+        try:
+            self._finish()
+        finally:
+            self._forget()
+
+    def keep(self, kept: Kept) -> None:
+        """Adds what is kept for the next step: copies."""
+        for bucket in self._buckets:
+            for name, slot, shape in zip(bucket.names, bucket.plan.slots, bucket.shapes, strict=True):
+                kept.errors[name] = bucket.part(bucket.memory, slot).view(shape).clone()
+            kept.factors.update({name: factor.clone() for name, factor in bucket.factors().items()})
+            kept.steps = max(kept.steps, bucket.steps)
+
+    def restore(self, kept: Kept) -> None:
+        """Takes what was kept; what it knows nothing of is as in the beginning."""
+        for bucket in self._buckets:
+            bucket.restore(kept)

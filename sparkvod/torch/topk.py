@@ -1,0 +1,80 @@
+"""Top-k: each gradient's largest elements travel, with their places, by an all-gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sparkvod.core import collectives, ops
+from sparkvod.core.compression import TopK
+from sparkvod.core.reducer import BucketPlan
+from sparkvod.torch import adapter
+from sparkvod.torch.gradients import Reduction
+from sparkvod.torch.lossy_bucket import LossyBucket, forget_what_is_not_finite
+
+
+class TopKBucket(LossyBucket):
+    """A bucket whose gradients' largest elements travel.
+
+    Every rank chooses its own; the result has the sum of what was chosen for a place, in the order of the ranks, so
+    that all have the same bits.
+    """
+
+    def __init__(
+        self,
+        lossy: TopK,
+        plan: BucketPlan,
+        names: Sequence[str],
+        shapes: Sequence[torch.Size],
+        reduction: Reduction,
+        size: int,
+    ) -> None:
+        super().__init__(plan, names, shapes, reduction, size)
+        self._counts = [lossy.count(slot.count) for slot in plan.slots]
+        total = sum(self._counts)
+        self._values = torch.zeros(total, dtype=self.dtype)
+        self._places = torch.zeros(total, dtype=torch.int32 if plan.flags < 1 << 31 else torch.int64)
+        self._context: object = None
+
+    def begin(self, news: bool) -> None:
+        """Chooses, and starts one grouped all-gather of values, places and flags."""
+        at = 0
+        for place, (slot, count) in enumerate(zip(self.plan.slots, self._counts, strict=True)):
+            values, places = self._values[at : at + count], self._places[at : at + count]
+            at += count
+            if place in self.absent or count == 0:
+                values.zero_()
+                places.fill_(slot.offset)
+                continue
+            mine = self.part(self.memory, slot)
+            chosen = mine.abs().topk(count, sorted=False).indices
+            torch.index_select(mine, 0, chosen, out=values)
+            places.copy_(chosen + slot.offset)
+        compressor = self.reduction.compression
+        sent, self._context = compressor.compress(self._values)
+        where = self._places.long()
+        left = self.memory[where] - compressor.decompress(sent, self._context)
+        self.memory[where] = left
+        # NaN counts as larger than all, and so does what is infinite, so that they are among the chosen.
+        if not torch.isfinite(left).all():
+            forget_what_is_not_finite(self.memory)
+        self.pending = collectives.grouped_allgather(
+            adapter,
+            [sent.clone() if sent is self._values else sent, self._places.clone(), self.flags(news)],
+            self.name,
+            process_set=self.reduction.process_set,
+        )
+
+    def go_on(self) -> None:
+        """Adds up what the ranks chose."""
+        pending, self.pending = self.pending, None
+        assert pending is not None
+        (values, _), (places, _), (flags, ranks) = pending.wait()
+        reduction = self.reduction
+        values = reduction.compression.decompress(values, self._context)
+        factor = reduction.prescale * reduction.postscale / (self.size if reduction.op == ops.Average else 1)
+        self.result.zero_()
+        # One after the other on the CPU: all ranks add in the same order.
+        self.result.index_add_(0, places, values.to(self.dtype) * factor)
+        self.told(flags.view(-1, len(self.plan.slots) + 1).any(dim=0))
