@@ -43,7 +43,7 @@ UNITS = (frozenset({"config", "errors", "log"}),)
 # The package itself is above all rooms; this much of it everybody may have.
 ROOT_NAMES = {"__version__"}
 
-FRAMEWORKS = {"torch", "tensorflow", "keras", "mxnet", "lightning", "pytorch_lightning"}
+FRAMEWORKS = {"torch", "tensorflow", "jax", "keras", "mxnet", "lightning", "pytorch_lightning"}
 # Rooms that must work where no framework is installed, and where the engine is not built.
 WITHOUT_FRAMEWORK = {"core", "launch", "data", "observe", "config", "errors", "log"}
 # Imports of a framework in those rooms, (importing module, framework): each with its reason.

@@ -1,4 +1,4 @@
-"""Keras 3 on TensorFlow or PyTorch: ``import sparkvod.keras as hvd``."""
+"""Keras 3 on TensorFlow, PyTorch or JAX: ``import sparkvod.keras as hvd``."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ allreduce: Any = _backend.allreduce
 allgather: Any = _backend.allgather
 broadcast: Any = _backend.broadcast
 reducescatter: Any = _backend.reducescatter
+#: ``with own_errors(): model.fit(...)`` raises sparkvod's errors where the backend wraps them in its own.
+own_errors: Any = _backend.own_errors
 
 
 def broadcast_variables(variables: Any, root_rank: int) -> None:
@@ -122,6 +124,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "own_errors",
     "rank",
     "reducescatter",
     "remove_process_set",

@@ -44,9 +44,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if self._done:
             return
         self._done = True
+        _sync(self.model)
         optimizer = self.model.optimizer
         variables = [*self.model.weights, *(optimizer.variables if optimizer is not None else ())]
         backends.current().broadcast_variables([v for v in variables if id(v) not in self._local], self.root_rank)
+
+
+def _sync(model: Any) -> None:
+    # On JAX the variables have no values within an epoch: this puts them in, and makes the next step read them.
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -132,6 +139,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def _set(self, epoch: float) -> None:
         if epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch):
+            _sync(self.model)
             self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
 
 

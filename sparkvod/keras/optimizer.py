@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 
-from sparkvod import log
 from sparkvod.core.gradients import groups_of
 from sparkvod.core.ops import Average, reduce_op
 from sparkvod.core.process_sets import ProcessSet, global_process_set
@@ -23,12 +24,23 @@ class _State:
         average: whether the sum is divided by ``passes``.
         accumulators: one variable for each trained variable, None before the first gradients.
         counter: how many were accumulated.
+        saving: whether the accumulators are left out, because the optimizer is saved or loaded.
     """
 
     def __init__(self, reducer: Any, passes: int, average: bool) -> None:
         self.reducer, self.passes, self.average = reducer, passes, average
         self.accumulators: list[Any] | None = None
         self.counter: Any = None
+        self.saving = False
+
+    @contextmanager
+    def without_accumulators(self) -> Iterator[None]:
+        """Leaves the accumulators out of the optimizer's variables."""
+        self.saving = True
+        try:
+            yield
+        finally:
+            self.saving = False
 
 
 class _Distributed:
@@ -59,13 +71,28 @@ class _Distributed:
         """Makes the optimizer's variables, and those in which gradients are accumulated."""
         base: Any = super()
         base.build(variables)
+        _make_accumulators(self)
+
+    @property
+    def variables(self) -> list[Any]:
+        """The optimizer's variables, and behind them those in which gradients are accumulated."""
+        base: Any = super()
         state = self._sparkvod
-        if state.passes > 1 and state.accumulators is None:
-            state.counter = keras.Variable(0, dtype="int32", trainable=False, name="passes")
-            state.accumulators = [
-                keras.Variable(keras.ops.zeros(v.shape, dtype=v.dtype), dtype=v.dtype, trainable=False, name="summed")
-                for v in variables
-            ]
+        if state.accumulators is None or state.saving:
+            return base.variables
+        return [*base.variables, state.counter, *state.accumulators]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves what the wrapped optimizer would."""
+        base: Any = super()
+        with self._sparkvod.without_accumulators():
+            base.save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what the wrapped optimizer would."""
+        base: Any = super()
+        with self._sparkvod.without_accumulators():
+            base.load_own_variables(store)
 
     def _accumulate(self, grads: list[Any], variables: list[Any], step: Any) -> None:
         state = self._sparkvod
@@ -89,7 +116,8 @@ class _Distributed:
                 total.assign(value)
             state.counter.assign_add(1)
 
-        keras.ops.cond(state.counter + 1 >= state.passes, reduce_and_step, keep)
+        touched = [*variables, *self.variables]
+        backends.current().cond(state.counter + 1 >= state.passes, reduce_and_step, keep, touched)
 
     def register_local_var(self, var: Any) -> None:
         """Says that a variable's gradient is not reduced, and divided by the number of ranks if so asked."""
@@ -120,7 +148,8 @@ def DistributedOptimizer(  # noqa: N802
     """Makes an optimizer reduce its gradients over all ranks before each step, and returns it.
 
     It becomes of a class derived from its own, with the same name, so that models saved with it load without sparkvod,
-    and keeps its state. ``model.compile`` then leaves ``jit_compile`` off by itself: XLA cannot hold the reduction.
+    and keeps its state. Except on JAX ``model.compile`` then leaves ``jit_compile`` off by itself: XLA cannot hold the
+    reduction there.
 
     Args:
         optimizer: an optimizer of Keras 3, built or not.
@@ -161,6 +190,7 @@ def DistributedOptimizer(  # noqa: N802
             f"backward_passes_per_step={backward_passes_per_step} was found with an optimizer that has "
             f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}, one of them was expected"
         )
+    _check_loss_scaling(optimizer)
     reducer = backend.reducer(
         process_set,
         compression=compression or backend.Compression.none,
@@ -170,7 +200,8 @@ def DistributedOptimizer(  # noqa: N802
         groups=groups_of(groups, num_groups),
         scale_local=scale_local_gradients,
     )
-    refuse_jit()
+    if not backend.COMPILES:
+        refuse_jit()
     base = type(optimizer)
     members = {"__doc__": base.__doc__, "__module__": base.__module__}
     # Past Keras's tracking, which would save it.
@@ -178,14 +209,30 @@ def DistributedOptimizer(  # noqa: N802
     object.__setattr__(optimizer, "__class__", type(base.__name__, (_Distributed, base), members))
     if name is not None:
         optimizer.name = name
-    if optimizer.built and backward_passes_per_step > 1:
-        log.get("keras").debug("the optimizer was built before, its accumulators are made now")
+    if optimizer.built:
         _make_accumulators(optimizer)
     return optimizer
 
 
+def _check_loss_scaling(optimizer: Any) -> None:
+    scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaling and keras.backend.backend() == "jax":
+        raise ValueError(
+            "a LossScaleOptimizer was found, which on JAX steps past what is put around it; another was expected; "
+            'train with the dtype policy "mixed_bfloat16", which needs no scaling'
+        )
+    if not scaling and keras.config.dtype_policy().name == "mixed_float16":
+        raise ValueError(
+            f"a plain {type(optimizer).__name__} was found with the dtype policy mixed_float16, a LossScaleOptimizer "
+            "was expected: Keras would put one around the distributed optimizer, in which a rank alone skips a step; "
+            "pass keras.optimizers.LossScaleOptimizer(optimizer)"
+        )
+
+
 def _make_accumulators(optimizer: Any) -> None:
     state = optimizer._sparkvod
+    if state.passes == 1 or state.accumulators is not None:
+        return
     state.counter = keras.Variable(0, dtype="int32", trainable=False, name="passes")
     state.accumulators = [
         keras.Variable(keras.ops.zeros(v.shape, dtype=v.dtype), dtype=v.dtype, trainable=False, name="summed")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-import sparkvod
+from tests.contracts.worlds import Suite
+from tests.keras.test_callbacks import check_schedule, join
 
 pytest.importorskip("keras", reason="sparkvod.keras needs keras")
 
 
-def work(folder: str) -> None:
+def check_fit() -> None:
     import keras
-    import numpy as np
 
     import sparkvod.keras as hvd
 
-    hvd.init()
     rank, n = hvd.rank(), hvd.size()
     keras.utils.set_random_seed(rank)
     values = np.random.default_rng(rank).normal(size=(32, 4)).astype("float32")
@@ -37,18 +38,93 @@ def work(folder: str) -> None:
                 hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
             ],
         ).history
+        assert model.jit_compile == (keras.backend.backend() == "jax")
         by_rank = hvd.allgather_object([weight.tolist() for weight in model.get_weights()])
         assert all(weights == by_rank[0] for weights in by_rank)
         assert len(set(map(str, hvd.allgather_object(told["loss"])))) == 1
         np.testing.assert_allclose(told["lr"], [0.1 * (1 + (n - 1) / 2) / n, 0.1], rtol=1e-5)
         assert int(optimizer.iterations) == 8 // passes
-        path = str(Path(folder) / f"{rank}.{passes}.keras")
-        model.save(path)
-        plain, again = keras.models.load_model(path), hvd.load_model(path)
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "model.keras")
+            model.save(path)
+            plain, again = keras.models.load_model(path), hvd.load_model(path)
         assert type(plain.optimizer).__name__ == "Adam"
         assert not hasattr(plain.optimizer, "_sparkvod")
+        assert len(plain.optimizer.variables) == 2 + 2 * 2
         assert int(again.optimizer.iterations) == 8 // passes
         again.fit(values, values[:, :3], batch_size=32, epochs=1, verbose=0)
+
+
+def check_equals_one_process() -> None:
+    """Ranks with parts of a batch end with the weights of one process that has the whole of it."""
+    import keras
+
+    import sparkvod.keras as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    values = np.random.default_rng(0).normal(size=(24, n, 4)).astype("float32")
+
+    def fitted(optimizer: object, rows: np.ndarray, batch: int) -> list[np.ndarray]:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(2, trainable=False)]
+        )
+        model.compile(optimizer, "mse")
+        model.fit(rows, rows[:, :2], batch_size=batch, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    Adam = keras.optimizers.Adam  # noqa: N806
+    one = fitted(Adam(0.05), values.reshape(-1, 4), 8 * n)
+    for options, batch in (
+        ({}, 8),
+        ({"gradient_predivide_factor": 4.0, "groups": 2}, 8),
+        ({"backward_passes_per_step": 2, "average_aggregated_gradients": True}, 4),
+    ):
+        many = fitted(hvd.DistributedOptimizer(Adam(0.05), **options), np.ascontiguousarray(values[:, rank]), batch)
+        for ours, theirs in zip(many, one, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        optimizer = hvd.DistributedOptimizer(Adam(0.05), compression=compression)
+        for ours, theirs in zip(fitted(optimizer, values[:, rank], 8), one, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=0.05)
+
+
+def check_collectives() -> None:
+    import keras
+
+    import sparkvod.keras as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    numpy = keras.ops.convert_to_numpy
+    for dtype in ("float32", "float16", "bfloat16", "int32"):
+        value = keras.ops.cast(np.arange(6.0).reshape(3, 2) * (rank + 1), dtype)
+        total = np.arange(6.0).reshape(3, 2) * sum(range(1, n + 1))
+        summed = hvd.allreduce(value, op=hvd.Sum)
+        assert keras.backend.standardize_dtype(summed.dtype) == dtype
+        np.testing.assert_array_equal(numpy(summed).astype("float64"), total)
+        rows = 3 // n + (rank < 3 % n)
+        first = sum(3 // n + (r < 3 % n) for r in range(rank))
+        scattered = numpy(hvd.reducescatter(value, op=hvd.Sum)).astype("float64")
+        np.testing.assert_array_equal(scattered, total[first : first + rows])
+        gathered = numpy(hvd.allgather(value[:rank])).astype("float64")
+        np.testing.assert_array_equal(
+            gathered, np.concatenate([np.arange(6.0).reshape(3, 2)[:r] * (r + 1) for r in range(n)])
+        )
+        spread = numpy(hvd.broadcast(value, n - 1)).astype("float64")
+        np.testing.assert_array_equal(spread, np.arange(6.0).reshape(3, 2) * n)
+    assert float(numpy(hvd.allreduce(float(rank), prescale_factor=2.0))) == n - 1
+    with pytest.raises(RuntimeError, match="broadcast_variables"):
+        hvd.broadcast_global_variables(0)
+    variable = keras.Variable([float(rank)])
+    hvd.broadcast_variables([variable], n - 1)
+    assert numpy(variable)[0] == n - 1
+
+
+def check_bad_arguments() -> None:
+    import keras
+
+    import sparkvod.keras as hvd
+
     for options, match in (
         ({"op": hvd.Adasum}, "Average or Sum"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
@@ -58,14 +134,61 @@ def work(folder: str) -> None:
         with pytest.raises(ValueError, match=match):
             hvd.DistributedOptimizer(keras.optimizers.SGD(), **options)
     with pytest.raises(ValueError, match="already distributed"):
-        hvd.DistributedOptimizer(optimizer)
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD()))
     with pytest.raises(ValueError, match="optimizer of Keras"):
         hvd.DistributedOptimizer("sgd")
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with pytest.raises(ValueError, match="a LossScaleOptimizer was expected"):
+            hvd.DistributedOptimizer(keras.optimizers.SGD())
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+        if keras.backend.backend() == "jax":
+            with pytest.raises(ValueError, match="mixed_bfloat16"):
+                hvd.DistributedOptimizer(scaled)
+        else:
+            assert isinstance(hvd.DistributedOptimizer(scaled), keras.optimizers.LossScaleOptimizer)
+    finally:
+        keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.timeout(150)
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
-def test_training(backend: str, tmp_path: Path) -> None:
+def check_errors_in_fit() -> None:
+    """Ranks whose models differ get sparkvod's error from fit, on every backend."""
+    import keras
+
+    import sparkvod.keras as hvd
+    from sparkvod.errors import MismatchError
+
+    if hvd.size() == 1:
+        return
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2 + hvd.rank())])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), lambda _, y: keras.ops.mean(y))
+    rows = np.ones((4, 4), dtype="float32")
+    with pytest.raises(MismatchError, match=r"rank 1 sent .*float32 \[3\]"), hvd.own_errors():
+        model.fit(rows, rows, batch_size=4, verbose=0)
+
+
+CHECKS = [
+    check_fit,
+    check_equals_one_process,
+    check_collectives,
+    check_bad_arguments,
+    check_schedule,
+    check_errors_in_fit,
+]
+SUITES = {
+    backend: Suite(CHECKS, setup=join, env={"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}, timeout=200)
+    for backend in ("tensorflow", "torch", "jax")
+}
+# The others run with --full.
+USUAL = {("tensorflow", 2), ("torch", 3), ("jax", 1), ("jax", 3)}
+
+
+@pytest.mark.timeout(220)
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("backend", list(SUITES))
+@pytest.mark.parametrize("check", SUITES["jax"].names)
+def test_training(check: str, backend: str, size: int, full: bool) -> None:
     pytest.importorskip(backend, reason=f"this backend needs {backend}")
-    env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    sparkvod.run_local(work, (str(tmp_path),), np=2, env=env, verbose=0, timeout=120)
+    if not full and (backend, size) not in USUAL:
+        pytest.skip("runs with --full")
+    SUITES[backend].verify(check, size)

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-_MODULES = {"tensorflow": "sparkvod.keras.backends.with_tensorflow", "torch": "sparkvod.keras.backends.with_torch"}
+_MODULES = {name: f"sparkvod.keras.backends.with_{name}" for name in ("tensorflow", "torch", "jax")}
 
 
 def current() -> Any:
@@ -21,7 +21,7 @@ def current() -> Any:
     name = keras.backend.backend()
     if name not in _MODULES:
         raise ImportError(
-            f"Keras's backend {name!r} was found, {' or '.join(_MODULES)} was expected; set KERAS_BACKEND before keras "
-            "is imported"
+            f"Keras's backend {name!r} was found, one of {', '.join(_MODULES)} was expected; set KERAS_BACKEND before "
+            "keras is imported"
         )
     return importlib.import_module(_MODULES[name])

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
+
 from sparkvod.core.process_sets import ProcessSet
-from sparkvod.tensorflow import Compression, functions, ops
+from sparkvod.tensorflow import Compression, functions, ops, own_errors
 from sparkvod.tensorflow.gradients import GradientReducer
 
-__all__ = ["Compression", "allgather", "allreduce", "broadcast", "broadcast_variables", "reducer", "reducescatter"]
+__all__ = [
+    "COMPILES",
+    "Compression",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_variables",
+    "cond",
+    "own_errors",
+    "reducer",
+    "reducescatter",
+]
+
+#: Whether a compiled step can hold a collective.
+COMPILES = False
 
 allreduce = ops.allreduce
 allgather = ops.allgather
@@ -20,6 +36,11 @@ reducescatter = ops.reducescatter
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     """Overwrites Keras's variables with the root's values."""
     functions.broadcast_variables(variables, root_rank)
+
+
+def cond(pred: Any, true_fn: Callable[[], None], false_fn: Callable[[], None], variables: Sequence[Any]) -> None:
+    """Calls one of two functions, which assign to some of the variables."""
+    keras.ops.cond(pred, true_fn, false_fn)
 
 
 def reducer(process_set: ProcessSet, **arguments: Any) -> GradientReducer:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import keras
 import torch
 
 from sparkvod.core import basics
@@ -13,7 +15,24 @@ from sparkvod.core.ops import Average, check_root, set_id
 from sparkvod.core.process_sets import ProcessSet
 from sparkvod.torch import Compression, ops, scatter
 
-__all__ = ["Compression", "allgather", "allreduce", "broadcast", "broadcast_variables", "reducer", "reducescatter"]
+__all__ = [
+    "COMPILES",
+    "Compression",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_variables",
+    "cond",
+    "own_errors",
+    "reducer",
+    "reducescatter",
+]
+
+#: Whether a compiled step can hold a collective.
+COMPILES = False
+
+#: Errors are sparkvod's own already.
+own_errors = nullcontext
 
 
 def _tensor(value: Any) -> Any:
@@ -50,6 +69,11 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     ]
     for variable, handle in started:
         variable.assign(ops.synchronize(handle))
+
+
+def cond(pred: Any, true_fn: Callable[[], None], false_fn: Callable[[], None], variables: Sequence[Any]) -> None:
+    """Calls one of two functions, which assign to some of the variables."""
+    keras.ops.cond(pred, true_fn, false_fn)
 
 
 class _Reducer(GradientPlan):
