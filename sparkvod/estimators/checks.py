@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkvod.core.compression import check_compressor
 from sparkvod.estimators.columns import numpy_dtype
 
 Check = Callable[[Any], Any]
@@ -19,6 +20,18 @@ Check = Callable[[Any], Any]
 
 def anything(value: Any) -> Any:
     """Takes any value."""
+    return value
+
+
+def compression(value: Any) -> Any:
+    """Takes None or what compresses gradients."""
+    if value is not None:
+        try:
+            check_compressor(value, lossy=True)
+        except TypeError:
+            raise TypeError(
+                "a member of Compression was expected, as Compression.fp16, .topk(0.01) or a .chain(...) of some"
+            ) from None
     return value
 
 

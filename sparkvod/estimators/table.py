@@ -192,7 +192,10 @@ ESTIMATOR: tuple[Entry, ...] = (
         "backward_passes_per_step", 1, _POSITIVE, "batches whose gradients are summed before the ranks exchange them"
     ),
     Entry(
-        "gradient_compression", None, checks.anything, "compression of gradients between ranks: a member of Compression"
+        "gradient_compression",
+        None,
+        checks.compression,
+        "compression of gradients between ranks: a member of Compression, such as Compression.fp16",
     ),
     Entry(
         "random_seed",

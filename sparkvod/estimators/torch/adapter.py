@@ -280,6 +280,8 @@ class TorchAdapter(Adapter):
     def state(self, result: bool = False) -> dict[str, bytes]:
         """Returns the states of model, optimizer and schedule; as a result, with the learning rate as it was given."""
         optimizer = self._optimizer.state_dict()
+        if result:
+            optimizer.pop("compression", None)
         if result and self._scale != 1.0:
             optimizer["param_groups"] = [dict(group) for group in optimizer["param_groups"]]
             self._rescale(optimizer["param_groups"], 1.0 / self._scale)
@@ -305,14 +307,18 @@ class TorchAdapter(Adapter):
             hvd.broadcast_parameters(self._buffers(), root_rank=0)
 
     def own_state(self, within: bool) -> bytes:
-        """Returns the states of Python's, NumPy's and PyTorch's generators, and buffers that are not rank 0's."""
+        """Returns the states of Python's, NumPy's and PyTorch's generators, and what else is not rank 0's.
+
+        Within an epoch buffers, and what compression left out of the gradients.
+        """
         buffers = self._buffers() if within and hvd.rank() > 0 else {}
         generators = (random.getstate(), np.random.get_state(), torch.get_rng_state().numpy())
-        return pickle.dumps((generators, packing.dump_state(buffers)))
+        compression = self._optimizer.compression_state() if hvd.rank() > 0 else None
+        return pickle.dumps((generators, packing.dump_state(buffers), packing.dump_state({"compression": compression})))
 
     def load_own_state(self, state: bytes) -> None:
         """Takes what :meth:`own_state` returned."""
-        (python, numpy, own), buffers = pickle.loads(state)
+        (python, numpy, own), buffers, others = pickle.loads(state)
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(torch.from_numpy(own))
@@ -320,3 +326,6 @@ class TorchAdapter(Adapter):
         with torch.no_grad():
             for name, value in packing.load_state(buffers).items():
                 mine[name].copy_(value)
+        compression = packing.load_state(others)["compression"]
+        if compression is not None:
+            self._optimizer.load_compression_state(compression)

@@ -181,8 +181,12 @@ def test_batch_normalisation_goes_on_to_the_same_bits(store: Any, spark: Any, tm
 
 
 @pytest.mark.timeout(120)
-def test_each_rank_takes_its_own_buffers_up_within_an_epoch(store: Any, spark: Any, tmp_path: Path) -> None:
-    """Rank 1's running statistics, which its batches of one row are normalised by, are not rank 0's."""
+def test_each_rank_takes_up_what_is_its_own_within_an_epoch(store: Any, spark: Any, tmp_path: Path) -> None:
+    """Rank 1's running statistics, which its batches of one row are normalised by, are not rank 0's.
+
+    Neither is what compression left out of its gradients.
+    """
+    from sparkvod.torch import Compression
 
     class Note(Callback):
         def on_batch_end(self, trainer: Any, epoch: int, step: int) -> None:
@@ -190,14 +194,20 @@ def test_each_rank_takes_its_own_buffers_up_within_an_epoch(store: Any, spark: A
                 with open(tmp_path / "means", "a", encoding="utf-8") as file:
                     file.write(str(dict(trainer.model.named_buffers())["1.running_mean"].tolist()) + "\n")
 
-    options = {"callbacks": [Note()], "checkpoint_every": 1, "epochs": 2}
-    fit(store, network(norm=True), 2, **options)
+    compression = Compression.chain(Compression.topk(0.2), Compression.bf16)
+    options = {"callbacks": [Note()], "checkpoint_every": 1, "epochs": 2, "gradient_compression": compression}
+    straight = fit(store, network(norm=True), 2, **options)
     interrupt = Interrupt(tmp_path / "interrupted", epoch=1, step=1)
     with pytest.raises(WorkerError, match="interrupted by the test"):
         fit(store, network(norm=True), 2, run_id="r", **{**options, "callbacks": [interrupt]})
-    fit(store, network(norm=True), 2, run_id="r", **options)
+    with pytest.raises(
+        ValueError, match=r"gradient_compression is 'TopK\(ratio=0.3\)' and was 'TopK\(ratio=0.2\) \+ BF16"
+    ):
+        fit(store, network(norm=True), 2, run_id="r", **options | {"gradient_compression": Compression.topk(0.3)})
+    again = fit(store, network(norm=True), 2, run_id="r", **options)
     unbroken, resumed = (tmp_path / "means").read_text().splitlines()
     assert unbroken == resumed
+    torch.testing.assert_close(flat(again.getModel()), flat(straight.getModel()), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
