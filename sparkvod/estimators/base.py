@@ -133,6 +133,15 @@ class EstimatorBase(TableParams, Saved, Estimator):
     def _fingerprint(self) -> dict[str, Any]:
         """Returns, as JSON values, what of the framework's Params a run depends on."""
 
+    def _run_callbacks(self, store: Any, run_id: str) -> list[Any]:
+        """Returns the callbacks as the training loop calls them.
+
+        Args:
+            store: where the run's files go.
+            run_id: its name.
+        """
+        return list(self.value("callbacks"))
+
     @abstractmethod
     def _trained(self, payload: bytes, result: TrainResult, params: dict[str, Any]) -> ModelBase:
         """Returns the model, given the values of its Params that all frameworks' models have."""
@@ -296,6 +305,8 @@ class EstimatorBase(TableParams, Saved, Estimator):
             "rows": data.train.rows,
         }
         fingerprint |= {name: self.value(name) for name in _SAME}
+        run_id = self.value("run_id") or f"{self.run_prefix}_{int(time.time())}_{secrets.token_hex(3)}"
+        options["callbacks"] = self._run_callbacks(store, run_id)
         return TrainTask(
             adapter=self.adapter,
             payload=payload,
@@ -304,7 +315,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
             labels=plan.labels,
             weight_column=self.value("sample_weight_col"),
             store=store,
-            run_id=self.value("run_id") or f"{self.run_prefix}_{int(time.time())}_{secrets.token_hex(3)}",
+            run_id=run_id,
             seed=secrets.randbits(31) if seed is None else seed,
             fingerprint=checkpoint.plain(fingerprint),
             val_batch_size=self.value("val_batch_size") or self.value("batch_size"),

@@ -21,6 +21,9 @@ class Callback:
     def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
         """Runs before epoch ``epoch``, from 0."""
 
+    def on_batch_begin(self, trainer: Trainer, epoch: int, step: int) -> None:
+        """Runs before step ``step``, from 0."""
+
     def on_batch_end(self, trainer: Trainer, epoch: int, step: int) -> None:
         """Runs after step ``step``, from 0."""
 
@@ -29,3 +32,10 @@ class Callback:
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Runs once, after the last epoch."""
+
+    def state(self) -> Any:
+        """Returns what rank 0's copy has to remember in a checkpoint, picklable; None: nothing."""
+        return None
+
+    def load_state(self, state: Any) -> None:
+        """Takes, on each rank, what :meth:`state` returned, when a run goes on; after :meth:`on_train_begin`."""

@@ -65,6 +65,10 @@ class _Speed:
         return (self.rows - self._first) / max(self._until - self._from, 1e-9)
 
 
+def _nothing() -> None:
+    """Is the state of a callback that knows of none."""
+
+
 class Trainer:
     """Trains one rank's share.
 
@@ -76,6 +80,7 @@ class Trainer:
         rank: this rank.
         size: number of ranks.
         history: one record per epoch done.
+        steps: steps of an epoch.
     """
 
     def __init__(self, task: TrainTask, adapter: Adapter) -> None:
@@ -90,6 +95,9 @@ class Trainer:
         self._saved = time.monotonic()
         self._late: sums.PendingSum | None = None
         self._stand_in: dict[str, np.ndarray] | None = None
+        self._running = np.zeros(0)
+        self._remembered: list[Any] = []
+        self.steps = 0
 
     @property
     def model(self) -> Any:
@@ -105,6 +113,10 @@ class Trainer:
         """Ends training on all ranks, whichever call it: after the current epoch, before the first in its beginning."""
         self._asked_to_stop = True
 
+    def running(self) -> dict[str, Any]:
+        """Returns this rank's figures of the epoch so far."""
+        return self.adapter.record(self._running)
+
     def run(self) -> TrainResult:
         """Trains from the beginning, or from the run's checkpoint, to the end."""
         task, adapter = self.task, self.adapter
@@ -114,7 +126,11 @@ class Trainer:
         train_reader = self._open(task.data.train, task.batch_size, task.shuffle)
         val_reader = self._open(task.data.val, task.val_batch_size, False) if task.data.val is not None else None
         with closing(train_reader):
+            self.steps = task.train_steps_per_epoch or train_reader.steps
             self._call("on_train_begin")
+            for callback, state in zip(task.callbacks, self._remembered, strict=False):
+                if state is not None:
+                    callback.load_state(state)
             self._agree_to_end()
             while epoch < task.epochs and not self._ends:
                 self._epoch(epoch, step, running, train_reader, val_reader)
@@ -143,7 +159,8 @@ class Trainer:
         self.history = checkpoint.history
         self.adapter.prepare()
         self.adapter.load_state(checkpoint.state)
-        own_state, running = cloudpickle.loads(checkpoint.ranks[self.rank])
+        own_state, running, *_ = cloudpickle.loads(checkpoint.ranks[self.rank])
+        self._remember(checkpoint.ranks[0])
         self.adapter.load_own_state(own_state)
         if not checkpoint.step:  # of a new epoch, perhaps with other metrics
             running = np.zeros(self.adapter.sums_size)
@@ -155,6 +172,13 @@ class Trainer:
                 checkpoint.step,
             )
         return checkpoint.epoch, checkpoint.step, running
+
+    def _remember(self, first: bytes) -> None:
+        """Takes the callbacks' states from rank 0's part of a checkpoint, if they are the same callbacks."""
+        _, _, *rest = cloudpickle.loads(first)
+        names, states = rest[0] if rest else ([], [])
+        if names == [type(callback).__name__ for callback in self.task.callbacks]:
+            self._remembered = states
 
     def _load(self) -> Checkpoint | None:
         path = path_of(self.task.store, self.task.run_id)
@@ -170,7 +194,10 @@ class Trainer:
         path = path_of(self.task.store, self.task.run_id)
         if path is None:
             return
-        mine = cloudpickle.dumps((self.adapter.own_state(within=step > 0), running))
+        callbacks = self.task.callbacks if self.rank == 0 else []
+        states = [getattr(callback, "state", _nothing)() for callback in callbacks]
+        remembered = [type(callback).__name__ for callback in callbacks], states
+        mine = cloudpickle.dumps((self.adapter.own_state(within=step > 0), running, remembered))
         ranks = objects.allgather_object(mine, "sparkvod.rank_states")
         if self.rank == 0:
             state = self.adapter.state()
@@ -209,7 +236,8 @@ class Trainer:
             for step, (batch, normalisers) in enumerate(self._weighed(batches), start):
                 if not batch.rows and adapter.needs_rows:
                     batch = Batch(self._one_row(), 0, batch.global_rows)
-                running = running + adapter.train(batch, normalisers, step, step + 1 == steps)
+                self._call("on_batch_begin", epoch, step)
+                running = self._running = running + adapter.train(batch, normalisers, step, step + 1 == steps)
                 self._moments.setdefault("first_step", time.time())
                 self._rows += batch.rows
                 speed.add(batch.global_rows)

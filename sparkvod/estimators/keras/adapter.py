@@ -77,7 +77,8 @@ class KerasAdapter(Adapter):
             task.weight_column is not None,
         )
         hvd.broadcast_variables(self._model.weights, root_rank=0)
-        self._best = Best.of(self._parts.raw("best"))
+        wanted = self._parts.raw("best")
+        self._best = None if wanted is None else Best(wanted, self._model.metrics)
 
     def seed(self, seed: int) -> None:
         """Seeds Python, NumPy, the backend and the generators of the model's layers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,38 @@ class Wanted:
 
     Attributes:
         monitor: name of the figure, ``val_`` before it for the validation's.
-        falls: whether smaller is better.
+        mode: ``min``, ``max``, or ``auto``: as the metric knows itself.
         threshold: what has to be bettered from the beginning, or None.
     """
 
     monitor: str
-    falls: bool
+    mode: str = "auto"
     threshold: float | None = None
+
+
+def falls(wanted: Wanted, metrics: Sequence[Any]) -> bool:
+    """Returns whether a smaller figure is better.
+
+    Args:
+        wanted: which figure.
+        metrics: the model's.
+
+    Raises:
+        ValueError: that is not known.
+    """
+    name = wanted.monitor.removeprefix("val_")
+    if wanted.mode in ("min", "max"):
+        return wanted.mode == "min"
+    if name.endswith("loss"):
+        return True
+    for metric in (each for group in metrics for each in getattr(group, "metrics", [group])):
+        way = getattr(metric, "_direction", None)
+        if way is not None and (name == metric.name or name.endswith(f"_{metric.name}")):
+            return bool(way == "down")
+    raise ValueError(
+        f"checkpoint_callback with monitor={wanted.monitor!r} and mode='auto' was found, and that metric does not say "
+        "whether more of it is better; pass mode='max' or mode='min'"
+    )
 
 
 def logs_of(record: dict[str, Any]) -> dict[str, Any]:
@@ -34,20 +60,16 @@ class Best:
 
     Args:
         wanted: by which figure.
+        metrics: the model's.
 
     Attributes:
         weights: the best so far, on rank 0; empty before there are any.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
-        self.value = wanted.threshold if wanted.threshold is not None else (math.inf if wanted.falls else -math.inf)
+    def __init__(self, wanted: Wanted, metrics: Sequence[Any]) -> None:
+        self.wanted, self._falls = wanted, falls(wanted, metrics)
+        self.value = wanted.threshold if wanted.threshold is not None else (math.inf if self._falls else -math.inf)
         self.weights = b""
-
-    @classmethod
-    def of(cls, wanted: Wanted | None) -> Best | None:
-        """Returns one, or None where nothing is wanted."""
-        return None if wanted is None else cls(wanted)
 
     def improved(self, record: dict[str, Any]) -> bool:
         """Tells, alike on all ranks, whether an epoch was better than all before.
@@ -62,7 +84,7 @@ class Best:
                 "was expected"
             )
         value = float(logs[self.wanted.monitor])
-        if not (value < self.value if self.wanted.falls else value > self.value):
+        if not (value < self.value if self._falls else value > self.value):
             return False
         self.value = value
         return True

@@ -44,9 +44,9 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
 
     def _given(self) -> dict[str, Any]:
         """Returns optimizer, loss, metrics and so on: the Params, or else what the model was compiled with."""
-        compiled = dict(getattr(self.value("model"), "_compile_config", None) or {})
-        if "config" in compiled:
-            compiled = dict(compiled["config"])
+        model = self.value("model")
+        compiled = dict(getattr(getattr(model, "_compile_config", None), "config", {}))
+        compiled |= {"optimizer": getattr(model, "optimizer", None)}
         found = {}
         for name in ("optimizer", "loss", "loss_weights", "metrics"):
             given = self.value(name)
@@ -60,6 +60,18 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         from sparkvod.estimators.keras import given
 
         given.check(self, self._given())
+
+    def _check_early(self, dataset: Any, payload: bytes, asked: dict[str, Any]) -> None:
+        from sparkvod.estimators.keras import given
+
+        given.check_monitor(self.value("checkpoint_callback"), bool(asked["validation"]))
+        super()._check_early(dataset, payload, asked)
+
+    def _check_prepared(self, data: Any, features: list[str]) -> None:
+        from sparkvod.estimators.keras import given
+
+        given.check_monitor(self.value("checkpoint_callback"), data.val is not None)
+        super()._check_prepared(data, features)
 
     def _pack(self) -> bytes:
         import keras
@@ -88,6 +100,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
 
     def _check_monitor(self, loop: Any) -> None:
         from sparkvod.estimators.keras import given
+        from sparkvod.estimators.keras.best import falls
 
         wanted = given.best(self.value("checkpoint_callback"))
         if wanted is None:
@@ -95,8 +108,8 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         import numpy as np
 
         names = list(loop.record(np.zeros(loop.sums_size)))
-        if self.value("validation") is not None or wanted.monitor.startswith("val_"):
-            names += [f"val_{name}" for name in names]
+        falls(wanted, loop.model.metrics)
+        names += [f"val_{name}" for name in names]
         if wanted.monitor not in names:
             raise DataError(
                 f"checkpoint_callback with monitor={wanted.monitor!r} was found, one of {', '.join(names)} was expected"
@@ -122,6 +135,11 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         import keras
 
         return {"KERAS_BACKEND": keras.backend.backend(), **(self.value("backend_env") or {})}
+
+    def _run_callbacks(self, store: Any, run_id: str) -> list[Any]:
+        from sparkvod.estimators.keras import given
+
+        return given.callbacks(self.value("callbacks"), store, run_id)
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,10 @@ from typing import Any
 import keras
 
 from sparkvod import log
-from sparkvod.estimators.keras import checking, packing
+from sparkvod.estimators.callbacks import Callback
+from sparkvod.estimators.keras import checking, packing, steps
 from sparkvod.estimators.keras.best import Wanted
+from sparkvod.estimators.keras.callbacks import KerasCallbacks
 from sparkvod.estimators.keras.model_io import Feed
 from sparkvod.keras import backends
 
@@ -29,6 +31,8 @@ def check(estimator: Any, given: dict[str, Any]) -> None:
         ImportError: Keras's backend is not supported.
     """
     backends.current()
+    steps.check_backend()
+    callbacks(estimator.value("callbacks"))
     _check_model(estimator.value("model"))
     _check_optimizer(given["optimizer"], estimator.value("scale_lr"))
     if given["loss"] is None and type(estimator.value("model")).compute_loss is keras.Model.compute_loss:
@@ -41,8 +45,17 @@ def check(estimator: Any, given: dict[str, Any]) -> None:
     labels, weights = estimator.value("label_cols"), given["loss_weights"]
     if isinstance(weights, (list, tuple)) and len(weights) != len(labels):
         raise ValueError(f"loss_weights={weights} was found, one number per label ({len(labels)}) was expected")
-    wanted = best(estimator.value("checkpoint_callback"))
-    if wanted is not None and wanted.monitor.startswith("val_") and estimator.value("validation") in (None, 0.0):
+    best(estimator.value("checkpoint_callback"))
+
+
+def check_monitor(callback: Any, has_validation: bool) -> None:
+    """Refuses to watch the validation where there is none.
+
+    Raises:
+        ValueError: there is none.
+    """
+    wanted = best(callback)
+    if wanted is not None and wanted.monitor.startswith("val_") and not has_validation:
         raise ValueError(
             f"checkpoint_callback with monitor={wanted.monitor!r} was found without validation, which it needs; pass "
             "validation=0.1, or the name of a column, or monitor 'loss'"
@@ -139,9 +152,42 @@ def best(callback: Any) -> Wanted | None:
         )
     if not callback.save_best_only:
         return None
-    falls = bool(callback.monitor_op(0.0, 1.0))
     threshold = callback.best if callback.best is not None and math.isfinite(callback.best) else None
-    return Wanted(callback.monitor, falls, threshold)
+    return Wanted(callback.monitor, callback.mode, threshold)
+
+
+def callbacks(found: list[Any], store: Any = None, run_id: str = "") -> list[Any]:
+    """Returns callbacks as the training loop calls them: Keras's as one, where the first of them was.
+
+    Args:
+        found: the Param ``callbacks``.
+        store: where the run's files go.
+        run_id: its name.
+
+    Raises:
+        ValueError: one of them is none, or has no meaning here.
+        TypeError: one of them cannot be pickled.
+    """
+    others: list[Any] = []
+    own = [callback for callback in found if isinstance(callback, keras.callbacks.Callback)]
+    for callback in found:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise ValueError(
+                "callbacks with a BackupAndRestore was found, none was expected: each run writes its own checkpoint, "
+                "and goes on from it when it is started again with the same run_id"
+            )
+        if isinstance(callback, keras.callbacks.Callback):
+            if callback is own[0]:
+                others.append(KerasCallbacks(packing.dump_part("callbacks", own), store, run_id))
+        elif isinstance(callback, Callback):
+            others.append(callback)
+        else:
+            name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+            raise ValueError(
+                f"{name} was found in callbacks, objects of keras.callbacks.Callback or sparkvod.estimators.Callback "
+                "were expected"
+            )
+    return others
 
 
 def build(feed: Feed) -> None:

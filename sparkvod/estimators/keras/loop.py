@@ -134,10 +134,11 @@ class Loop:
             value = states[at : at + size].reshape(tuple(variable.shape))
             variable.assign(value.astype(keras.backend.standardize_dtype(variable.dtype)))
             at += size
-        found = {name: value for name, value in self.model.get_metrics_result().items() if name != "loss"}
+        results = self.model.get_metrics_result()
+        found = {name: _plain(value) for name, value in results.items() if name != "loss"}
         for variable, value in zip(self.metric_variables, kept, strict=True):
             variable.assign(value)
-        return {name: _plain(value) for name, value in found.items()}
+        return found
 
 
 def _plain(value: Any) -> Any:

@@ -63,6 +63,15 @@ class Steps(ABC):
         """Returns the batch's sums without training on it."""
 
 
+def check_backend() -> None:
+    """Raises ``ValueError`` if there are no steps for the backend that Keras runs on."""
+    if keras.backend.backend() not in _MODULES:
+        raise ValueError(
+            f"Keras's backend {keras.backend.backend()!r} was found, {' or '.join(_MODULES)} was expected; set "
+            "KERAS_BACKEND before keras is imported"
+        )
+
+
 def for_backend(loop: Loop, optimizer: Any, passes: int) -> Steps:
     """Returns the steps of the backend that Keras runs on."""
     module = importlib.import_module(_MODULES[keras.backend.backend()])

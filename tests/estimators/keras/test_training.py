@@ -1,0 +1,224 @@
+"""What KerasEstimator trains, compared with Keras's own fit over the same rows, in steps of all rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.estimators.backends import Here, write
+
+keras = pytest.importorskip("keras", reason="the Keras estimator needs keras")
+pytest.importorskip(keras.backend.backend(), reason="Keras needs its backend")
+
+from sparkvod.estimators import Callback, KerasEstimator  # noqa: E402
+from sparkvod.keras.callbacks import BestModelCheckpoint  # noqa: E402
+
+layers, losses = keras.layers, keras.losses
+ROWS = 203
+RANDOM = np.random.default_rng(5)
+X = RANDOM.standard_normal((ROWS, 3)).astype("float32")
+Y = (X @ np.array([1, -2, 0.5]) + 0.3).astype("float32")
+CLASSES = np.digitize(X[:, 0], [-0.5, 0.5]).astype("int32")
+WEIGHTS = RANDOM.uniform(0, 3, ROWS)
+WEIGHTS /= WEIGHTS.mean()  # Keras divides by rows, the estimator by weights: then they are the same
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    return write(tmp_path / "store", validation=True, x=X, y=Y, z=-Y, c=CLASSES, w=WEIGHTS, s=X[:, 0], t=X[:, 1])
+
+
+def make(store: Any, model: Any, **params: Any) -> KerasEstimator:
+    defaults = {"feature_cols": ["x"], "label_cols": ["y"], "batch_size": ROWS, "epochs": 2, "random_seed": 0}
+    run = {"store": store, "backend": Here(), "verbose": 0}
+    return KerasEstimator(**{"model": model, **defaults, **run, **params})
+
+
+def network(*last: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((3,)), layers.Dense(6, activation="tanh"), *(last or [layers.Dense(1)])])
+
+
+def fitted_by_keras(model: Any, x: Any, y: Any, **options: Any) -> Any:
+    """Returns a copy that Keras fitted, and its history."""
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    options = {"optimizer": keras.optimizers.SGD(0.1, momentum=0.9), **options}
+    weights = options.pop("sample_weight", None)
+    validation = (x, y) if weights is None else (x, y, weights)
+    copy.compile(**options)
+    fitted = copy.fit(
+        x, y, batch_size=ROWS, epochs=2, shuffle=False, verbose=0, sample_weight=weights, validation_data=validation
+    )
+    return copy, fitted.history
+
+
+def assert_same(found: Any, expected: Any, history: Any) -> None:
+    for mine, theirs in zip(found.getModel().get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    for name, values in history.items():
+        part, name = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
+        np.testing.assert_allclose([record[part][name] for record in found.getHistory()], values, rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_model_brings_its_optimizer_losses_and_metrics(store: Any) -> None:
+    model = network(layers.Dense(3, activation="softmax"))
+    options = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+    expected, history = fitted_by_keras(model, X, CLASSES, **options)
+    model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), **options)
+    before = model.get_weights()
+    found = make(store, model, label_cols=["c"]).fit_on_parquet()
+    assert_same(found, expected, history)
+    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), before, strict=True))
+    assert model.optimizer is not None
+    np.testing.assert_allclose(found.getModel().evaluate(X, CLASSES, verbose=0)[0], history["val_loss"][-1], rtol=1e-4)
+
+
+def test_penalties_statistics_and_a_sum(store: Any) -> None:
+    penalty = keras.regularizers.L2(0.05)
+    model = network(layers.BatchNormalization(), layers.Dense(1, kernel_regularizer=penalty))
+    options = {"loss": losses.MeanAbsoluteError(reduction="sum"), "metrics": ["mse", keras.metrics.R2Score()]}
+    optimizer = {"optimizer": keras.optimizers.SGD(0.001)}
+    expected, history = fitted_by_keras(model, X, Y[:, None], **options, **optimizer)
+    assert_same(
+        make(store, model, **options, optimizer=keras.optimizers.SGD(0.001)).fit_on_parquet(), expected, history
+    )
+
+
+def test_inputs_and_outputs_by_name_with_weights(store: Any) -> None:
+    keras.utils.set_random_seed(1)
+    t, s = keras.Input((1,), name="t"), keras.Input((1,), name="s")
+    both = layers.Dense(5, activation="relu")(layers.Concatenate()([t, s]))
+    outputs = [layers.Dense(1, name="z")(both), layers.Dense(3, activation="softmax", name="c")(both)]
+    model = keras.Model({"t": t, "s": s}, outputs)
+    options: dict[str, Any] = {
+        "loss": {"z": "mse", "c": losses.SparseCategoricalCrossentropy()},
+        "loss_weights": {"z": 0.5, "c": 2.0},
+        "metrics": {"z": ["mae"], "c": ["accuracy"]},
+    }
+    x, y = {"t": X[:, 1:2], "s": X[:, 0:1]}, [-Y, CLASSES]
+    expected, history = fitted_by_keras(model, x, y, **options, sample_weight=WEIGHTS.astype("float32"))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    estimator = make(store, model, feature_cols=["s", "t"], label_cols=["c", "z"], optimizer=optimizer, **options)
+    found = estimator.setSampleWeightCol("w").fit_on_parquet()
+    assert_same(found, expected, history)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Scaled(layers.Layer):
+    def __init__(self, factor: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.factor = factor
+
+    def call(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class Own(keras.Model):
+    """A model that is built only when it is called, with a dropout that does nothing, in graphs or eagerly."""
+
+    def __init__(self, width: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.width = width
+        self.first, self.scaled = layers.Dense(width, activation=soft), Scaled(2.0)
+        self.last, self.drop = layers.Dense(1), layers.Dropout(0.0)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.last(self.drop(self.scaled(self.first(x)), training=training))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"width": self.width}
+
+
+def soft(x: Any) -> Any:
+    return keras.ops.softplus(x) - 0.5
+
+
+def own_loss(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+class Largest(keras.metrics.Metric):
+    """Adds up, as metrics must."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.total = self.add_weight(shape=(), initializer="zeros", name="total")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(keras.ops.sum(keras.ops.abs(y_true - y_pred)))
+
+    def result(self) -> Any:
+        return self.total
+
+
+def test_a_model_of_ones_own_with_ones_own_loss_and_metric(store: Any, tmp_path: Path) -> None:
+    def fit(passes: int, rows: int) -> Any:
+        estimator = make(
+            store, Own(4), optimizer=keras.optimizers.Adam(0.05), loss=own_loss, metrics=[Largest(name="e")]
+        )
+        estimator.setParams(backward_passes_per_step=passes, batch_size=rows, epochs=20)
+        return estimator.fit_on_parquet()
+
+    once, often = fit(1, ROWS), fit(3, 100)  # steps of 100, 100 and 3 rows: what is left is applied too
+    for found in (once, often):
+        first, last = found.getHistory()[0], found.getHistory()[-1]
+        assert last["validation"]["loss"] < 0.2 * first["train"]["loss"]
+        predicted = np.asarray(keras.ops.convert_to_numpy(found.getModel()(X)))[:, 0]
+        assert last["validation"]["loss"] == pytest.approx(np.mean((predicted - Y) ** 2), rel=1e-4)
+        assert last["validation"]["e"] == pytest.approx(np.abs(predicted - Y).sum(), rel=1e-4)
+        assert type(found.getModel()) is Own
+
+
+class Stubborn(keras.callbacks.Callback):
+    """Makes the second epoch the best."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = [0.01, 0.05, 3.0, 3.0, 3.0, 3.0][epoch]
+
+
+class Board(keras.callbacks.TensorBoard):
+    """Without the package tensorboard, which Keras's own needs."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        Path(self.log_dir).mkdir(parents=True, exist_ok=True)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        pass
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        pass
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        assert logs["val_loss"] > 0
+        (Path(self.log_dir) / "epochs").write_text(str(epoch))
+
+    on_train_batch_begin = on_train_batch_end = on_epoch_begin
+
+
+class Tells(Callback):
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_epoch_end(self, trainer: Any, epoch: int, record: dict[str, Any]) -> None:
+        self.file.write_text(str(epoch))
+
+
+def test_callbacks_of_keras_and_the_best_weights(store: Any, tmp_path: Path) -> None:
+    stop = keras.callbacks.EarlyStopping(monitor="val_loss", patience=3)
+    log, board = keras.callbacks.CSVLogger(str(tmp_path / "log.csv")), Board("unused", write_graph=False)
+    estimator = make(store, network(), optimizer="sgd", loss="mse", epochs=3, run_id="run")
+    estimator.setParams(callbacks=[Stubborn(), stop, board, log, Tells(tmp_path / "told")])
+    estimator.setCheckpointCallback(BestModelCheckpoint())
+    estimator.fit_on_parquet()
+    found = estimator.setEpochs(20).fit_on_parquet()  # goes on, with the patience that is left
+    values = [record["validation"]["loss"] for record in found.getHistory()]
+    assert len(values) == 5
+    assert min(values) == values[1]
+    assert found.getModel().evaluate(X, Y, verbose=0) == pytest.approx(values[1], rel=1e-4)
+    assert (tmp_path / "told").read_text() == "4"
+    assert (tmp_path / "log.csv").read_text().startswith("epoch,loss,val_loss")
+    assert (Path(store.get_logs_path("run")) / "epochs").read_text() == "4"
