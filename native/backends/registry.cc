@@ -6,7 +6,7 @@ namespace {
 
 struct Entry {
   const char* name;
-  std::unique_ptr<Backend> (*make)(Communicator*, const Config&);
+  Result (*make)(Communicator*, const Config&, std::unique_ptr<Backend>*);
 };
 
 constexpr Entry kBackends[] = {
@@ -26,10 +26,7 @@ Result MakeBackend(const std::string& name, Communicator* comm, const Config& co
                    std::unique_ptr<Backend>* out) {
   std::string known;
   for (const Entry& entry : kBackends) {
-    if (name == entry.name) {
-      *out = entry.make(comm, config);
-      return {};
-    }
+    if (name == entry.name) return entry.make(comm, config, out);
     known += (known.empty() ? "" : ", ") + std::string(entry.name);
   }
   return Result::Fail(Code::kInvalid,

@@ -20,7 +20,9 @@ struct Config {
   int64_t cache_capacity = 1024;         // entries
   int64_t spin_us = 50;                  // us
   int64_t staging_bytes = 4 << 20;       // bytes
-  int64_t arena_bytes = 0;               // bytes; 0: the size of the host's memory
+  std::string allreduce_algorithm = "auto", broadcast_algorithm = "auto";
+  double link_gbits = 10;   // 10^9 bits per second
+  int64_t arena_bytes = 0;  // bytes; 0: the size of the host's memory
 };
 
 }  // namespace sparkvod

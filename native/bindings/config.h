@@ -29,6 +29,9 @@ inline Config ConfigFrom(const pybind11::dict& dict) {
   take("cache_capacity", &config.cache_capacity);
   take("spin_us", &config.spin_us);
   take("staging_bytes", &config.staging_bytes);
+  take("allreduce_algorithm", &config.allreduce_algorithm);
+  take("broadcast_algorithm", &config.broadcast_algorithm);
+  take("link_gbits", &config.link_gbits);
   take("arena_bytes", &config.arena_bytes);
   if (!left.empty())
     throw py::value_error("the engine knows no knob of these names: " +

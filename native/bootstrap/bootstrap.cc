@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 
 #include "native/base/clock.h"
@@ -28,6 +29,15 @@ std::string Hex(const std::string& bytes) {
   return text;
 }
 
+std::string Text(uint64_t number) { return std::to_string(number); }
+
+// With all its digits, so that two numbers have one text only when they are one.
+std::string Text(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", number);
+  return text;
+}
+
 // Whether two ranks exchange bytes through shared memory.
 bool Shares(const Endpoint& a, const Endpoint& b) {
   return a.host_id == b.host_id && a.transport != "tcp";
@@ -49,16 +59,19 @@ Result CheckAgreement(int rank, const std::vector<Endpoint>& endpoints) {
     // What every rank decides for itself from these must come out the same everywhere.
     const struct {
       const char* knob;
-      uint64_t own, other;
-    } shared[] = {{"SPARKVOD_STAGING_BYTES", a.staging_bytes, b.staging_bytes},
-                  {"SPARKVOD_FUSION_THRESHOLD", a.fusion_threshold, b.fusion_threshold},
-                  {"SPARKVOD_CACHE_CAPACITY", a.cache_capacity, b.cache_capacity}};
+      std::string own, other;
+    } shared[] = {{"SPARKVOD_STAGING_BYTES", Text(a.staging_bytes), Text(b.staging_bytes)},
+                  {"SPARKVOD_FUSION_THRESHOLD", Text(a.fusion_threshold), Text(b.fusion_threshold)},
+                  {"SPARKVOD_CACHE_CAPACITY", Text(a.cache_capacity), Text(b.cache_capacity)},
+                  {"SPARKVOD_ALLREDUCE_ALGORITHM", a.allreduce_algorithm, b.allreduce_algorithm},
+                  {"SPARKVOD_BROADCAST_ALGORITHM", a.broadcast_algorithm, b.broadcast_algorithm},
+                  {"SPARKVOD_LINK_GBITS", Text(a.link_gbits), Text(b.link_gbits)}};
     for (const auto& s : shared)
       if (s.own != s.other)
-        return Result::Fail(Code::kInvalid, std::string(s.knob) + " is " + std::to_string(s.own) +
-                                                " on rank " + std::to_string(rank) + " and " +
-                                                std::to_string(s.other) + " on rank " +
-                                                std::to_string(r) + "; set one value on all ranks");
+        return Result::Fail(Code::kInvalid, std::string(s.knob) + " is " + s.own + " on rank " +
+                                                std::to_string(rank) + " and " + s.other +
+                                                " on rank " + std::to_string(r) +
+                                                "; set one value on all ranks");
   }
   return {};
 }

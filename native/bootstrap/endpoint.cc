@@ -12,7 +12,7 @@
 namespace sparkvod {
 namespace {
 
-constexpr uint32_t kMagic = 0x31767073;  // "spv1"
+constexpr uint32_t kMagic = 0x32767073;  // "spv2"
 constexpr size_t kNameLimit = 256;
 constexpr size_t kAddressLimit = 64;
 
@@ -33,13 +33,15 @@ std::string Inode(const char* path) {
 std::string Endpoint::Encode() const {
   Writer w;
   w.Put(kMagic);
-  for (const std::string* s : {&host, &host_id, &process, &transport, &not_shared, &unix_name})
+  for (const std::string* s : {&host, &host_id, &process, &transport, &allreduce_algorithm,
+                               &broadcast_algorithm, &not_shared, &unix_name})
     w.PutString(s->substr(0, kNameLimit));
   w.Put<int32_t>(port);
   w.Put(staging_bytes);
   w.Put(arena_bytes);
   w.Put(fusion_threshold);
   w.Put(cache_capacity);
+  w.Put(link_gbits);
   w.Put(static_cast<uint32_t>(addresses.size()));
   for (const std::string& a : addresses) w.PutString(a);
   return w.Take();
@@ -53,14 +55,16 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
                                             std::to_string(bytes.size()) +
                                             " bytes) was not made by this version of sparkvod; "
                                             "all ranks must run the same version");
-  for (std::string* s : {&out->host, &out->host_id, &out->process, &out->transport,
-                         &out->not_shared, &out->unix_name})
+  for (std::string* s :
+       {&out->host, &out->host_id, &out->process, &out->transport, &out->allreduce_algorithm,
+        &out->broadcast_algorithm, &out->not_shared, &out->unix_name})
     *s = r.GetString(kNameLimit);
   out->port = r.Get<int32_t>();
   out->staging_bytes = r.Get<uint64_t>();
   out->arena_bytes = r.Get<uint64_t>();
   out->fusion_threshold = r.Get<uint64_t>();
   out->cache_capacity = r.Get<uint64_t>();
+  out->link_gbits = r.Get<double>();
   const size_t count = r.GetCount(sizeof(uint32_t));
   for (size_t i = 0; i < count; ++i) out->addresses.push_back(r.GetString(kAddressLimit));
   if (!r.ok() || !r.AtEnd())
@@ -89,6 +93,9 @@ Endpoint Endpoint::OfThisProcess(const Config& config) {
     at = stat.find(' ', at + (field > 3 ? 1 : 0));
   if (at != std::string::npos) e.process += stat.substr(at + 1, stat.find(' ', at + 1) - at - 1);
   e.transport = config.transport;
+  e.allreduce_algorithm = config.allreduce_algorithm;
+  e.broadcast_algorithm = config.broadcast_algorithm;
+  e.link_gbits = config.link_gbits;
   e.fusion_threshold = static_cast<uint64_t>(config.fusion_threshold);
   e.cache_capacity = static_cast<uint64_t>(config.cache_capacity);
   e.staging_bytes = static_cast<uint64_t>(config.staging_bytes);

@@ -11,10 +11,11 @@
 namespace sparkvod {
 
 struct Endpoint {
-  std::string host;        // name for messages
-  std::string host_id;     // equal for ranks that can share memory
-  std::string process;     // equal for ranks of one process
-  std::string transport;   // what this rank was configured for
+  std::string host;       // name for messages
+  std::string host_id;    // equal for ranks that can share memory
+  std::string process;    // equal for ranks of one process
+  std::string transport;  // what this rank was configured for
+  std::string allreduce_algorithm, broadcast_algorithm;
   std::string not_shared;  // why this process can share no memory; empty when it can
   std::string unix_name;   // abstract Unix socket
   std::vector<std::string> addresses;
@@ -23,6 +24,7 @@ struct Endpoint {
   uint64_t arena_bytes = 0;
   uint64_t fusion_threshold = 0;
   uint64_t cache_capacity = 0;
+  double link_gbits = 0;
 
   std::string Encode() const;
   static Result Decode(const std::string& bytes, int rank, Endpoint* out);

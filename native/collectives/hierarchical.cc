@@ -3,12 +3,12 @@
 #include <cstring>
 
 #include "native/collectives/direct.h"
-#include "native/collectives/ring.h"
+#include "native/collectives/flat.h"
 
 namespace sparkvod {
 
-Result HierarchicalAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets,
-                             size_t count, Finish finish) {
+Result HierarchicalAllreduce(Communicator& comm, Algorithm across, DType dtype,
+                             const std::vector<int64_t>& offsets, size_t count, Finish finish) {
   const Topology& topology = comm.topology();
   const int n = topology.local_size, me = topology.local_rank;
   const size_t size = SizeOf(dtype);
@@ -25,8 +25,8 @@ Result HierarchicalAllreduce(Communicator& comm, DType dtype, const std::vector<
     void* dst = own;
     BestKernels().sum_to(dtype, &dst, 1, srcs.data(), n, share, finish.Partial());
   }
-  SPARKVOD_TRY(
-      RingAllreduce(comm, {topology.cross_ranks, topology.cross_rank}, dtype, own, share, finish));
+  SPARKVOD_TRY(FlatAllreduce(across, comm, {topology.cross_ranks, topology.cross_rank}, dtype, own,
+                             share, finish));
   SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));  // everybody's share is final
   {
     const Phase copying(comm.timeline(), "copy in host");

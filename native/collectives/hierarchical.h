@@ -5,8 +5,8 @@
 // each, N bytes:
 //   1. rank l of each host sums share l of its host's buffers                    (shared memory: N
 //   read, N/L written)
-//   2. the ranks l of all hosts make a ring allreduce of share l                 (2N/L (H-1)/H
-//   bytes over the network)
+//   2. the ranks l of all hosts make an allreduce of share l over channels       (by ring: 2N/L
+//   (H-1)/H bytes over the network)
 //   3. everybody copies the other shares from its host's buffers                 (shared memory: N
 //   read and written)
 // A flat ring of all H·L ranks sends 2N bytes into and out of each host, as this does, but in
@@ -17,13 +17,14 @@
 
 #include "native/base/dtype.h"
 #include "native/collectives/communicator.h"
+#include "native/collectives/cost.h"
 #include "native/kernels/reduce.h"
 
 namespace sparkvod {
 
 // Needs hosts with equally many ranks that share memory. `offsets`: where each local rank's buffer
-// lies in its arena.
-Result HierarchicalAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets,
-                             size_t count, Finish finish);
+// lies in its arena. `across`: the algorithm between hosts.
+Result HierarchicalAllreduce(Communicator& comm, Algorithm across, DType dtype,
+                             const std::vector<int64_t>& offsets, size_t count, Finish finish);
 
 }  // namespace sparkvod

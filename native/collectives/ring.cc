@@ -3,69 +3,17 @@
 #include <algorithm>
 #include <cstring>
 
+#include "native/collectives/reduce_step.h"
+
 namespace sparkvod {
-namespace {
-
-// What is summed, or passed on, at a time: small enough to stay in the caches, large enough to be
-// worth a call.
-constexpr size_t kPieceBytes = 128 << 10;
-
-// Sends `out` to the next rank; combines what comes from the one before with `addend`, piece by
-// piece as it comes, into `sum`, which may be the addend.
-Result ReduceStep(Communicator& comm, int next, const char* out, size_t out_bytes, int before,
-                  const char* addend, char* sum, size_t in_bytes, DType dtype, const Finish& finish,
-                  std::vector<char>* piece) {
-  size_t held = 0;  // bytes received into `piece`
-  return comm.Progress(kForMessage, before, [&](Communicator::Step* step) -> Result {
-    *step = Communicator::Step::kStuck;
-    if (out_bytes > 0) {
-      size_t sent = 0;
-      if (Result r = comm.channel(next).TrySend(out, out_bytes, &sent); !r.ok())
-        return comm.Blame(next, r);
-      out += sent;
-      out_bytes -= sent;
-      if (sent > 0) *step = Communicator::Step::kMoved;
-    }
-    if (in_bytes > 0) {
-      const size_t want = std::min(kPieceBytes, in_bytes) - held;
-      size_t got = 0;
-      if (Result r = comm.channel(before).TryRecv(piece->data() + held, want, &got); !r.ok())
-        return comm.Blame(before, r);
-      held += got;
-      if (got > 0) *step = Communicator::Step::kMoved;
-      if (got == want) {
-        const void* srcs[2] = {piece->data(), addend};
-        void* dst = sum;
-        BestKernels().sum_to(dtype, &dst, 1, srcs, 2, held / SizeOf(dtype), finish);
-        sum += held;
-        addend += held;
-        in_bytes -= held;
-        held = 0;
-      }
-    }
-    if (out_bytes == 0 && in_bytes == 0) *step = Communicator::Step::kDone;
-    return {};
-  });
-}
-
-}  // namespace
-
-Ring WholeRing(const Communicator& comm) {
-  Ring ring;
-  for (int r = 0; r < comm.size(); ++r) ring.ranks.push_back(r);
-  ring.place = comm.rank();
-  return ring;
-}
-
-Result RingAllreduce(Communicator& comm, const Ring& ring, DType dtype, void* data, size_t count,
+Result RingAllreduce(Communicator& comm, const Party& party, DType dtype, void* data, size_t count,
                      Finish finish) {
-  const int n = static_cast<int>(ring.ranks.size()), me = ring.place;
-  const int next = ring.ranks[static_cast<size_t>((me + 1) % n)];
-  const int before = ring.ranks[static_cast<size_t>((me + n - 1) % n)];
+  const int n = party.size(), me = party.place;
+  const int next = party.rank((me + 1) % n), before = party.rank((me + n - 1) % n);
   const size_t size = SizeOf(dtype);
   char* const base = static_cast<char*>(data);
   const auto block = [&](int b) { return count * static_cast<size_t>(b) / static_cast<size_t>(n); };
-  std::vector<char> piece(kPieceBytes);
+  std::vector<char> piece;
 
   // Reduce-scatter. In step s this rank passes on block me-s, to which it has added its share, and
   // adds block me-s-1 to its own. What it adds last, block me+1, is complete.
@@ -116,7 +64,7 @@ Result RingReducescatter(Communicator& comm, DType dtype, const void* in, void* 
   const auto bytes = [&](int b) {
     return (begins[static_cast<size_t>(b) + 1] - begins[static_cast<size_t>(b)]) * size;
   };
-  std::vector<char> piece(kPieceBytes), passed, made;
+  std::vector<char> piece, passed, made;
   for (int s = 0; s < n - 1; ++s) {
     const int give = (me - s - 1 + n) % n, take = (me - s - 2 + 2 * n) % n;
     const bool last = s == n - 2;
@@ -158,8 +106,8 @@ Result ChainBroadcast(Communicator& comm, void* data, size_t bytes, int root) {
         *step = Communicator::Step::kStuck;
         if (have < bytes) {
           size_t got = 0;
-          if (Result r = comm.channel(before).TryRecv(base + have,
-                                                      std::min(kPieceBytes, bytes - have), &got);
+          if (Result r = comm.channel(before).TryRecv(
+                  base + have, std::min(kStepPieceBytes, bytes - have), &got);
               !r.ok())
             return comm.Blame(before, r);
           have += got;

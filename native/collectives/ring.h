@@ -1,28 +1,20 @@
 // Collectives over channels, whatever lies between the ranks.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "native/base/dtype.h"
 #include "native/collectives/communicator.h"
+#include "native/collectives/party.h"
 #include "native/kernels/reduce.h"
 
 namespace sparkvod {
-
-// The ranks that a ring runs through, and this rank's place among them.
-struct Ring {
-  std::vector<int> ranks;
-  int place = 0;
-};
-// All ranks of the world.
-Ring WholeRing(const Communicator& comm);
 
 // Ring allreduce in place: n-1 steps of reduce-scatter, then n-1 of allgather; each rank sends
 // 2N(n-1)/n bytes, which is the least possible. Cost 2(n-1)α + 2N(n-1)/n·β + N(n-1)/n·γ. (Patarasuk
 // and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.) What
 // arrives is summed piece by piece while the rest is on its way.
-Result RingAllreduce(Communicator& comm, const Ring& ring, DType dtype, void* data, size_t count,
+Result RingAllreduce(Communicator& comm, const Party& party, DType dtype, void* data, size_t count,
                      Finish finish);
 
 // Ring allgather: block r of `data`, which is offsets[r] to offsets[r+1] (bytes), is rank r's and

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "native/collectives/cost.h"
 #include "native/engine/admission.h"
 
 namespace sparkvod {
@@ -14,6 +15,8 @@ constexpr double kShutdownSeconds = 5;
 }  // namespace
 
 Result Engine::Create(const Config& config, std::unique_ptr<Engine>* out) {
+  Wishes wishes;
+  SPARKVOD_TRY(WishesOf(config, &wishes));
   out->reset(new Engine(config));
   return {};
 }

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "native/base/result.h"
 
@@ -26,6 +27,9 @@ class Channel {
   virtual Result TryRecv(void* data, size_t bytes, size_t* received) = 0;
   // Copies up to `bytes` of what has arrived without consuming it.
   virtual Result Peek(void* data, size_t bytes, size_t* available) = 0;
+  // The shortest time, in microseconds, that a message and its answer have taken; 0 where the ends
+  // share memory.
+  virtual int64_t round_trip_us() const { return 0; }
 };
 
 // How a peer left.

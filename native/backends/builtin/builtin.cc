@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <numeric>
 
 #include "native/collectives/adasum.h"
+#include "native/collectives/cost.h"
 #include "native/collectives/direct.h"
 #include "native/collectives/exchange.h"
+#include "native/collectives/flat.h"
 #include "native/collectives/hierarchical.h"
+#include "native/collectives/recursive.h"
 #include "native/collectives/ring.h"
+#include "native/collectives/tree.h"
 #include "native/kernels/reduce.h"
 
 namespace sparkvod {
@@ -39,7 +44,17 @@ Combine CombineOf(ReduceOp op) {
 
 class Builtin : public Backend {
  public:
-  explicit Builtin(Communicator* comm) : comm_(comm) {}
+  Builtin(Communicator* comm, const Wishes& wishes, double link_gbits)
+      : comm_(comm), wishes_(wishes), link_gbits_(link_gbits) {
+    const Topology& topology = comm->topology();
+    std::map<std::string, int> on_host;
+    for (const std::string& id : topology.host_ids)
+      layout_.per_host = std::max(layout_.per_host, ++on_host[id]);
+    layout_.ranks = topology.size;
+    layout_.hosts = static_cast<int>(on_host.size());
+    layout_.shares_memory = comm->shares_memory();
+    layout_.hierarchical = comm->hierarchical();
+  }
   ~Builtin() override {
     if (fusion_ != nullptr) comm_->own_arena().heap()->Free(fusion_);
   }
@@ -53,7 +68,15 @@ class Builtin : public Backend {
 
   Result Allreduce(const AllreduceCall& given, Carrier* carrier) override {
     AllreduceCall call = given;
-    AverageByShares(&call);
+    size_t elements = 0;
+    for (const Part& part : call.parts) elements += part.count;
+    Algorithm algorithm = Algorithm::kDirect;
+    if (elements > 0 && comm_->size() > 1 && call.op != ReduceOp::kAdasum) {
+      SPARKVOD_TRY(MeasureLink());
+      algorithm = ChooseAllreduce(wishes_.allreduce, elements * SizeOf(call.dtype),
+                                  !call.placement.empty(), layout_, link_);
+    }
+    if (algorithm != Algorithm::kDirect) AverageByShares(&call);
     if (call.prescale != 1) {
       const Phase scaling(comm_->timeline(), "prescale");
       for (Part& part : call.parts) {
@@ -63,14 +86,13 @@ class Builtin : public Backend {
       }
     }
     const Finish finish = FinishOf(call.op, call.dtype, call.postscale, call.average_over);
-    size_t elements = 0;
-    for (const Part& part : call.parts) elements += part.count;
     if (elements == 0) return {};
     if (comm_->size() == 1) return Alone(call, finish, carrier);
     if (call.op == ReduceOp::kAdasum) return Adasum(call, elements, carrier);
-    if (comm_->shares_memory()) return Direct(call, finish, elements, carrier);
-    if (comm_->hierarchical()) return Hierarchical(call, finish, elements, carrier);
-    return Flat(call, finish, elements, carrier);
+    if (algorithm == Algorithm::kDirect) return Direct(call, finish, elements, carrier);
+    carrier->algorithm = NameOf(algorithm);
+    if (algorithm == Algorithm::kHierarchical) return Hierarchical(call, finish, elements);
+    return Flat(algorithm, call, finish, elements);
   }
 
   Result Allgather(const void* own, char* out, const std::vector<size_t>& offsets,
@@ -101,14 +123,19 @@ class Builtin : public Backend {
       carrier->algorithm = "alone";
       return {};
     }
-    carrier->algorithm = comm_->shares_memory() ? "direct" : "chain";
-    return comm_->shares_memory() ? DirectBroadcast(*comm_, data, bytes, root, root_offset)
-                                  : ChainBroadcast(*comm_, data, bytes, root);
+    SPARKVOD_TRY(MeasureLink());
+    const Algorithm algorithm = ChooseBroadcast(wishes_.broadcast, bytes, layout_, link_);
+    carrier->algorithm = NameOf(algorithm);
+    if (algorithm == Algorithm::kDirect)
+      return DirectBroadcast(*comm_, data, bytes, root, root_offset);
+    if (algorithm == Algorithm::kTree)
+      return TreeBroadcast(*comm_, Everybody(*comm_), data, bytes, root);
+    return ChainBroadcast(*comm_, data, bytes, root);
   }
 
   Result Reducescatter(const ReducescatterCall& given, Carrier* carrier) override {
     ReducescatterCall call = given;
-    AverageByShares(&call);
+    if (comm_->size() > 1 && !comm_->shares_memory()) AverageByShares(&call);
     const Finish finish = FinishOf(call.op, call.dtype, call.postscale, call.average_over);
     const size_t elements = call.begins.back();
     if (elements == 0) return {};
@@ -172,12 +199,25 @@ class Builtin : public Backend {
     return std::accumulate(row, row + ranks, size_t{0});
   }
 
-  // Between hosts a sum travels in its own type, and one of float16 ends at 65504. So an average's
+  // The ranks agree on the longest round trip between any two, once, at the first call that asks.
+  Result MeasureLink() {
+    if (link_.alpha_ns > 0) return {};
+    int64_t longest = 0;
+    if (!layout_.shares_memory) {
+      for (int r = 0; r < comm_->size(); ++r)
+        if (r != comm_->rank()) longest = std::max(longest, comm_->channel(r).round_trip_us());
+      SPARKVOD_TRY(DoublingAllreduce(*comm_, Everybody(*comm_), DType::kInt64, &longest, 1,
+                                     {1.0, 1, Combine::kMax}));
+    }
+    link_ = LinkCostOf(longest, link_gbits_);
+    return {};
+  }
+
+  // Over channels a sum travels in its own type, and one of float16 ends at 65504. So an average's
   // terms are made smaller first, by a power of two, which costs no bit, and larger in the end.
   template <typename Call>
   void AverageByShares(Call* call) const {
     if (call->op != ReduceOp::kAverage || call->dtype != DType::kFloat16) return;
-    if (comm_->size() == 1 || comm_->shares_memory()) return;
     const double share = std::exp2(-std::ceil(std::log2(call->average_over)));
     call->prescale *= share;
     call->postscale /= share;
@@ -270,11 +310,13 @@ class Builtin : public Backend {
     return {};
   }
 
-  Result Hierarchical(const AllreduceCall& call, Finish finish, size_t elements, Carrier* carrier) {
-    carrier->algorithm = "hierarchical";
+  Result Hierarchical(const AllreduceCall& call, Finish finish, size_t elements) {
+    const auto across = [&](size_t count) {
+      return ChooseAcrossHosts(count * SizeOf(call.dtype), layout_, link_);
+    };
     if (!call.placement.empty())
-      return HierarchicalAllreduce(*comm_, call.dtype, OfThisHost(call.placement), elements,
-                                   finish);
+      return HierarchicalAllreduce(*comm_, across(elements), call.dtype, OfThisHost(call.placement),
+                                   elements, finish);
     // Ordinary memory passes through a block of engine memory; one large tensor piece by piece.
     const size_t piece = std::max<size_t>(kPieceBytes / SizeOf(call.dtype), 1);
     const bool whole = call.parts.size() > 1 || elements <= piece;
@@ -291,7 +333,8 @@ class Builtin : public Backend {
       SPARKVOD_TRY(Gather(some.dtype, some.parts, count));
       std::vector<int64_t> offsets;
       SPARKVOD_TRY(FusionOffsets(&offsets));
-      SPARKVOD_TRY(HierarchicalAllreduce(*comm_, call.dtype, OfThisHost(offsets), count, finish));
+      SPARKVOD_TRY(HierarchicalAllreduce(*comm_, across(count), call.dtype, OfThisHost(offsets),
+                                         count, finish));
       Scatter(some);
     }
     return {};
@@ -304,15 +347,16 @@ class Builtin : public Backend {
     return local;
   }
 
-  Result Flat(const AllreduceCall& call, Finish finish, size_t elements, Carrier* carrier) {
-    carrier->algorithm = "ring";
+  Result Flat(Algorithm algorithm, const AllreduceCall& call, Finish finish, size_t elements) {
     if (call.parts.size() == 1) {
       const Part& part = call.parts[0];
       if (part.in != part.out) std::memcpy(part.out, part.in, part.count * SizeOf(call.dtype));
-      return RingAllreduce(*comm_, WholeRing(*comm_), call.dtype, part.out, part.count, finish);
+      return FlatAllreduce(algorithm, *comm_, Everybody(*comm_), call.dtype, part.out, part.count,
+                           finish);
     }
     SPARKVOD_TRY(Gather(call.dtype, call.parts, elements));
-    SPARKVOD_TRY(RingAllreduce(*comm_, WholeRing(*comm_), call.dtype, fusion_, elements, finish));
+    SPARKVOD_TRY(
+        FlatAllreduce(algorithm, *comm_, Everybody(*comm_), call.dtype, fusion_, elements, finish));
     Scatter(call);
     return {};
   }
@@ -363,6 +407,10 @@ class Builtin : public Backend {
   }
 
   Communicator* comm_;
+  Wishes wishes_;
+  double link_gbits_;
+  Layout layout_;
+  LinkCost link_;  // zeros until it is known
   char* fusion_ = nullptr;
   size_t fusion_bytes_ = 0;
   bool offsets_known_ = false;
@@ -371,8 +419,11 @@ class Builtin : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeBuiltin(Communicator* comm, const Config&) {
-  return std::make_unique<Builtin>(comm);
+Result MakeBuiltin(Communicator* comm, const Config& config, std::unique_ptr<Backend>* out) {
+  Wishes wishes;
+  SPARKVOD_TRY(WishesOf(config, &wishes));
+  *out = std::make_unique<Builtin>(comm, wishes, config.link_gbits);
+  return {};
 }
 
 }  // namespace sparkvod

@@ -8,6 +8,6 @@
 
 namespace sparkvod {
 
-std::unique_ptr<Backend> MakeBuiltin(Communicator* comm, const Config& config);
+Result MakeBuiltin(Communicator* comm, const Config& config, std::unique_ptr<Backend>* out);
 
 }  // namespace sparkvod

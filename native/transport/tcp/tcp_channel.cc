@@ -1,9 +1,12 @@
 #include "native/transport/tcp/tcp_channel.h"
 
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 #include "native/base/wire.h"
@@ -47,6 +50,16 @@ Result TcpChannel::TryRecv(void* data, size_t bytes, size_t* received) {
 
 Result TcpChannel::Peek(void* data, size_t bytes, size_t* available) {
   return Receive(data, bytes, MSG_PEEK, available);
+}
+
+int64_t TcpChannel::round_trip_us() const {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  // A kernel that knows less of it fills less of it. Until it has measured, it says ~0.
+  const bool known = ::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
+                     length >= offsetof(tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt &&
+                     info.tcpi_min_rtt != ~uint32_t{0};
+  return known ? std::max<int64_t>(info.tcpi_min_rtt, 1) : 1;
 }
 
 bool TcpLink::Left(Departure* how) {

@@ -1,15 +1,19 @@
 // The algorithms over every transport, on worlds of any size, without an engine above them.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "native/collectives/direct.h"
 #include "native/collectives/dissemination.h"
+#include "native/collectives/recursive.h"
 #include "native/collectives/ring.h"
+#include "native/collectives/tree.h"
 #include "tests/native/check.h"
 #include "tests/native/transport/worlds.h"
 
@@ -75,18 +79,64 @@ TEST(WhoeverIsWaitedForIsSaidToWaitItself) {
   });
 }
 
-TEST(RingAllreduceSums) {
+using AllreduceAmong = Result (*)(Communicator&, const Party&, DType, void*, size_t, Finish);
+const std::vector<AllreduceAmong> kAllreduces = {RingAllreduce, HalvingDoublingAllreduce,
+                                                 DoublingAllreduce, TreeAllreduce};
+
+// Among all ranks, and in the largest worlds also among the first seven and six, and every other.
+std::vector<Party> PartiesOf(const Communicator& comm) {
+  std::vector<Party> parties = {Everybody(comm)};
+  if (comm.size() < 8) return parties;
+  for (const std::vector<int>& ranks :
+       std::vector<std::vector<int>>{{0, 1, 2, 3, 4, 5, 6}, {5, 4, 3, 2, 1, 0}, {1, 3, 5, 7}}) {
+    const auto me = std::find(ranks.begin(), ranks.end(), comm.rank());
+    if (me != ranks.end()) parties.push_back({ranks, static_cast<int>(me - ranks.begin())});
+  }
+  return parties;
+}
+
+TEST(AllreducesOverChannelsSum) {
   OnEveryWorld([](Communicator& comm, Board&) {
     if (comm.size() == 1) return;
-    for (size_t count : kCounts) {
-      for (double scale : {1.0, 0.5}) {
-        std::vector<float> data = Terms(comm.rank(), count);
-        EXPECT_EQ(RingAllreduce(comm, WholeRing(comm), DType::kFloat32, data.data(), count,
-                                Finish{scale, 1})
-                      .Report(),
-                  "ok");
-        EXPECT(data == Sums(comm.size(), count, scale));
+    for (const Party& party : PartiesOf(comm)) {
+      for (const AllreduceAmong allreduce : kAllreduces) {
+        for (size_t count : kCounts) {
+          if (!check::Full() && (count == 2 || count == 16)) continue;
+          std::vector<float> data = Terms(comm.rank(), count), sums(count);
+          for (size_t i = 0; i < count; ++i) {
+            for (const int r : party.ranks) sums[i] += Term(r, i);
+            sums[i] *= 0.5f;
+          }
+          const Finish finish{0.5, 1};
+          EXPECT_EQ(allreduce(comm, party, DType::kFloat32, data.data(), count, finish).Report(),
+                    "ok");
+          EXPECT(data == sums);
+        }
       }
+    }
+  });
+}
+
+// What rounds differently in different orders, NaN with different payloads among it, and a divisor
+// that may be applied but once.
+TEST(AllreducesOverChannelsEndWithTheSameBits) {
+  OnEveryWorld([](Communicator& comm, Board& board) {
+    if (comm.size() == 1) return;
+    for (const AllreduceAmong allreduce : kAllreduces) {
+      constexpr size_t kCount = 1001;
+      for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+        std::mt19937 draw(static_cast<uint32_t>(comm.rank()) + 3);
+        std::vector<uint16_t> data(kCount * SizeOf(dtype) / 2);
+        for (uint16_t& half : data) half = static_cast<uint16_t>(draw());
+        EXPECT(allreduce(comm, Everybody(comm), dtype, data.data(), kCount, Finish{0.3, 1}).ok());
+        const std::string bytes(reinterpret_cast<const char*>(data.data()), data.size() * 2);
+        for (const std::string& other : board.Gather(comm.rank(), bytes)) EXPECT(other == bytes);
+      }
+      std::vector<int32_t> whole(kCount, -7 * (comm.rank() + 1));
+      const int64_t sum = int64_t{-7} * comm.size() * (comm.size() + 1) / 2;
+      EXPECT(
+          allreduce(comm, Everybody(comm), DType::kInt32, whole.data(), kCount, Finish{1, 3}).ok());
+      EXPECT(whole == std::vector<int32_t>(kCount, static_cast<int32_t>(sum / 3)));
     }
   });
 }
@@ -108,14 +158,18 @@ TEST(RingAllgatherTakesUnequalBlocks) {
   });
 }
 
-TEST(ChainBroadcastFromEveryRoot) {
+TEST(BroadcastsOverChannelsFromEveryRoot) {
   OnEveryWorld([](Communicator& comm, Board&) {
     if (comm.size() == 1) return;
     for (int root = 0; root < comm.size(); ++root) {
       for (size_t bytes : {size_t{0}, size_t{1}, size_t{1} << 20}) {
-        std::string data(bytes, comm.rank() == root ? 'r' : '-');
-        EXPECT_EQ(ChainBroadcast(comm, data.data(), bytes, root).Report(), "ok");
-        EXPECT(data == std::string(bytes, 'r'));
+        for (const bool tree : {false, true}) {
+          std::string data(bytes, comm.rank() == root ? 'r' : '-');
+          const Result sent = tree ? TreeBroadcast(comm, Everybody(comm), data.data(), bytes, root)
+                                   : ChainBroadcast(comm, data.data(), bytes, root);
+          EXPECT_EQ(sent.Report(), "ok");
+          EXPECT(data == std::string(bytes, 'r'));
+        }
       }
     }
   });

@@ -90,6 +90,8 @@ TEST(EndpointsComeBackAsTheyWere) {
   endpoint.addresses = {"10.0.0.7", "fe80::7"};
   endpoint.port = 4711;
   endpoint.arena_bytes = uint64_t{1} << 40;
+  endpoint.broadcast_algorithm = "tree";
+  endpoint.link_gbits = 2.5;
   const std::string bytes = endpoint.Encode();
   Endpoint back;
   EXPECT_EQ(Endpoint::Decode(bytes, 0, &back).Report(), "ok");
@@ -97,6 +99,8 @@ TEST(EndpointsComeBackAsTheyWere) {
   EXPECT(back.addresses == endpoint.addresses);
   EXPECT_EQ(back.port, 4711);
   EXPECT_EQ(back.arena_bytes, endpoint.arena_bytes);
+  EXPECT_EQ(back.broadcast_algorithm, "tree");
+  EXPECT_EQ(back.link_gbits, 2.5);
   for (size_t n = 0; n < bytes.size(); ++n)
     EXPECT(!Endpoint::Decode(bytes.substr(0, n), 0, &back).ok());
 }
