@@ -1,6 +1,7 @@
 // sparkvod_bench limit in-place|staged BYTES CALLS
 // sparkvod_bench path engine|ordinary RANKS BYTES CALLS
 // sparkvod_bench negotiate RANKS TENSORS CALLS
+// sparkvod_bench cable NAMESPACE NAMESPACE INTERFACE DELAY_US MEGABITS
 //
 // Prints one JSON object: the median of the calls in seconds, and what else the mode tells.
 #include <algorithm>
@@ -59,10 +60,16 @@ int Main(const std::vector<std::string>& arguments) {
     const Negotiated result = Negotiate(whole(1), whole(2), whole(3));
     median = Median(result.seconds);
     cpu = result.cpu_seconds_per_rank;
+  } else if (is(0, "cable") && arguments.size() == 6) {
+    Cable({arguments[1], arguments[2]}, arguments[3], static_cast<int64_t>(number(4)),
+          static_cast<int64_t>(number(5)));
+    return 0;
   } else {
     Fail(
         "usage: sparkvod_bench limit in-place|staged BYTES CALLS | path engine|ordinary RANKS "
-        "BYTES CALLS | negotiate RANKS TENSORS CALLS");
+        "BYTES CALLS | negotiate RANKS TENSORS CALLS | cable NAMESPACE NAMESPACE INTERFACE "
+        "DELAY_US "
+        "MEGABITS");
   }
   if (cpu < 0)
     std::printf("{\"seconds\": %.9g}\n", median);

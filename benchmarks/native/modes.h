@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "benchmarks/native/ranks.h"
@@ -23,5 +25,10 @@ struct Negotiated {
   double cpu_seconds_per_rank;  // of this process's threads, per call
 };
 Negotiated Negotiate(int size, int tensors, int calls);
+
+// Joins two network namespaces by an interface in each, until standard input is closed; prints
+// "ready" when they are there.
+void Cable(const std::vector<std::string>& namespaces, const std::string& interface,
+           int64_t delay_us, int64_t megabits);
 
 }  // namespace sparkvod::bench

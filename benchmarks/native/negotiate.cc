@@ -2,6 +2,7 @@
 // moved.
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -55,6 +56,13 @@ double CpuSeconds() {
 }  // namespace
 
 Negotiated Negotiate(int size, int tensors, int calls) {
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  // Ten a rank, and one for each other rank's departure, which root may ask for.
+  const rlim_t all = static_cast<rlim_t>(size + 16) * static_cast<rlim_t>(size);
+  files.rlim_max = std::max(files.rlim_max, all);
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
   Gate gate(size);
   std::vector<std::string> endpoints(static_cast<size_t>(size));
   Negotiated result{};
