@@ -106,7 +106,8 @@ KNOBS: dict[str, Knob] = {
         Knob(
             "spin_us",
             50,
-            "microseconds to spin before sleeping; 0 when ranks outnumber cores",
+            "microseconds to spin before sleeping; ranks that outnumber the cores offer them to each other meanwhile, "
+            "and do not spin where there are more than four to a core",
             True,
             minimum=0,
             maximum=10**6,
