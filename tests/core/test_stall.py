@@ -5,7 +5,10 @@ The ranks' standard errors are looked at as the launcher prints them.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import subprocess
 import time
 from typing import Any
 
@@ -97,3 +100,41 @@ def test_it_fails_with_the_same_words(capfd: pytest.CaptureFixture[str]) -> None
     for error in errors:
         assert re.search(r"'known' .* was not submitted by rank 2 on \S+, for which ranks 0,1 have waited 1\.4", error)
         assert "SPARKVOD_COLLECTIVE_TIMEOUT" in error
+
+
+def stand_still_inside(stops: int) -> float:
+    """Rank ``LATE`` is stopped a while after it has begun a collective that takes long."""
+    basics.init()
+    engine, count = basics.engine(), 16 << 20
+    memory = engine.allocate(4 * count)
+    value = ctypes.c_float.from_address(memory.address + 4 * count - 4)
+    value.value = 1.0
+    for _ in range(stops):
+        _allreduce("all are here")
+        handle = engine.allreduce("large", memory.address, memory.address, count, 8, 1)
+        if basics.rank() == LATE:
+            time.sleep(0.03)
+            pid = os.getpid()
+            with subprocess.Popen(["sh", "-c", f"kill -STOP {pid}; sleep 1.6; kill -CONT {pid}"]):
+                engine.wait(handle)
+        engine.wait(handle)
+        engine.release(handle)
+    return value.value
+
+
+@pytest.mark.timeout(90)
+def test_a_rank_that_stands_still_inside_a_collective_is_warned_of(
+    capfd: pytest.CaptureFixture[str], no_leaks: None
+) -> None:
+    # On a machine with much to do the stop may come before the beginning; hardly twice.
+    knobs = {"SPARKVOD_STALL_CHECK_TIME_SECONDS": "0.4", "SPARKVOD_TRANSPORT": "tcp"}
+    sums = sparkvod.run_local(stand_still_inside, (2,), np=SIZE, env=knobs, verbose=1, timeout=60)
+    said = capfd.readouterr().err
+    # Nobody fails, and the world goes on.
+    assert sums == [float(SIZE**2)] * SIZE
+    # It has submitted, so that nothing is missing; one that waits for a rank that waits for it says so.
+    assert "was not submitted" not in said
+    warned = re.findall(r"\[(\d)\]<stderr>.* waited 0\.4 s for (.*) in (.*); it is stopped or far behind", said)
+    assert warned, said
+    assert all(rank != str(LATE) for rank, _, _ in warned), said
+    assert any(f"rank {LATE} on" in whom and "allreduce of 'large'" in what for _, whom, what in warned), said
