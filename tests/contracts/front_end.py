@@ -37,11 +37,13 @@ class FrontEnd(ABC):
         module: name of its module.
         in_place: whether it has operations in place.
         handles: whether it has operations that return handles.
+        shapes: the shapes in which every dtype is reduced.
     """
 
     module: str
     in_place = True
     handles = True
+    shapes = SHAPES
 
     @property
     def hvd(self) -> Any:
@@ -122,7 +124,7 @@ def check_init_again(front: FrontEnd) -> None:
 def check_allreduce(front: FrontEnd) -> None:
     hvd = front.hvd
     for dtype in REDUCED:
-        for shape in SHAPES:
+        for shape in front.shapes:
             mine = _input(shape, dtype, hvd.rank())
             total = sum(_input(shape, dtype, rank) for rank in range(hvd.size()))
             tensor = front.tensor(mine, dtype)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.worlds import Suite
+from tests.tensorflow.test_contract import QUIET
 
 pytest.importorskip("tensorflow", reason="the TensorFlow front end needs tensorflow")
 
@@ -346,7 +347,7 @@ SUITE = Suite(
         check_sync_batch_normalization,
     ],
     setup=join,
-    env={"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"},
+    env=QUIET,
     timeout=200,
 )
 

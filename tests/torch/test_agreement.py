@@ -13,10 +13,9 @@ pytest.importorskip("torch", reason="the PyTorch front end needs torch")
 import torch
 from torch import nn
 
-import sparkvod
 from sparkvod import config
 from sparkvod.errors import MismatchError
-from tests.contracts.worlds import Suite
+from tests.contracts.worlds import Suite, run_in_world
 
 
 def join() -> None:
@@ -242,6 +241,6 @@ def _with_a_knob_of_its_own(variable: str) -> str:
 @pytest.mark.parametrize("variable", ["SPARKVOD_BUCKET_BYTES", "SPARKVOD_FIRST_BUCKET_BYTES"])
 def test_a_knob_that_differs_is_named(variable: str) -> None:
     env = {"SPARKVOD_COLLECTIVE_TIMEOUT": "20", "SPARKVOD_FIRST_BUCKET_BYTES": "64"}
-    found = sparkvod.run_local(_with_a_knob_of_its_own, (variable,), np=2, env=env, verbose=0, timeout=50)
+    found = run_in_world(_with_a_knob_of_its_own, (variable,), 2, env, timeout=50)
     assert found[0] == found[1]
     assert f"{variable}: rank 0 has 64, rank 1 has 1024" in found[0]

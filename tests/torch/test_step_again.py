@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="the PyTorch front end needs torch")
 
 import torch
 
-import sparkvod
+from tests.contracts.worlds import run_in_world
 
 # B backward, S synchronize, T step, K step within skip_synchronize, Z zero_grad, z zero_grad(set_to_none=False),
 # N gradients set to None, M the model's zero_grad, C gradients clipped in place, R gradients replaced, W the
@@ -141,7 +141,7 @@ class Halved:
 @pytest.mark.parametrize(("size", "compression"), [(1, "none"), (2, "none"), (3, "none"), (2, "bf16"), (2, "own")])
 def test_sequences(size: int, compression: str) -> None:
     env = {"SPARKVOD_COLLECTIVE_TIMEOUT": "20"}
-    found = sparkvod.run_local(sequences_on_a_rank, (compression,), np=size, timeout=60, env=env, verbose=0)
+    found = run_in_world(sequences_on_a_rank, (compression,), size, env)
     assert found == [[]] * size
 
 
@@ -174,4 +174,4 @@ def accumulated_on_a_rank() -> list[str]:
 @pytest.mark.timeout(90)
 def test_accumulated_passes() -> None:
     env = {"SPARKVOD_COLLECTIVE_TIMEOUT": "20"}
-    assert sparkvod.run_local(accumulated_on_a_rank, np=2, timeout=60, env=env, verbose=0) == [[], []]
+    assert run_in_world(accumulated_on_a_rank, size=2, env=env) == [[], []]
