@@ -336,6 +336,11 @@ def check_compression(front: FrontEnd) -> None:
     small, context = hvd.Compression.fp16.compress(front.tensor([1.0], "float32"))
     assert front.dtype(small) == "float16"
     assert front.dtype(hvd.Compression.fp16.decompress(small, context)) == "float32"
+    for reduce in (hvd.allreduce, lambda t, **options: hvd.grouped_allreduce([t], **options), hvd.reducescatter):
+        with pytest.raises(TypeError, match="compression=5 was found, one of Compression.none"):
+            reduce(tensor, compression=5)
+        with pytest.raises(ValueError, match=r"TopK\(ratio=0.5\).*works in sparkvod.torch's DistributedOptimizer"):
+            reduce(tensor, compression=hvd.Compression.topk(0.5))
 
 
 def check_average_argument(front: FrontEnd) -> None:
