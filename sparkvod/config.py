@@ -126,6 +126,28 @@ KNOBS: dict[str, Knob] = {
             True,
             minimum=0,
         ),
+        Knob(
+            "allreduce_algorithm",
+            "auto",
+            "what carries allreduces: auto (the cheapest, docs/algorithms.md), or another word, where that applies",
+            True,
+            ("auto", "direct", "hierarchical", "ring", "halving-doubling", "doubling", "tree"),
+        ),
+        Knob(
+            "broadcast_algorithm",
+            "auto",
+            "the same for broadcasts",
+            True,
+            ("auto", "direct", "chain", "tree"),
+        ),
+        Knob(
+            "link_gbits",
+            10.0,
+            "10^9 bits per second of a host's network link, by which algorithms are chosen",
+            True,
+            minimum=0.01,
+            maximum=10**5,
+        ),
         Knob("bucket_bytes", 25 << 20, "bytes of gradients at which DistributedOptimizer closes a bucket", minimum=1),
         Knob(
             "first_bucket_bytes",

@@ -33,10 +33,21 @@ def test_a_scale_that_is_no_number(alone: Engine, scale: str) -> None:
         alone.allreduce("x", memory.address, memory.address, 2, 8, 1, **{scale: float("nan")})
 
 
-@pytest.mark.parametrize("knob", ["staging_bytes", "fusion_threshold", "cache_capacity"])
+MUST_AGREE: dict[str, tuple[int | float | str, int | float | str]] = {
+    "staging_bytes": (100_000, 100_001),
+    "fusion_threshold": (100_000, 100_001),
+    "cache_capacity": (100_000, 100_001),
+    "allreduce_algorithm": ("auto", "halving-doubling"),
+    "broadcast_algorithm": ("tree", "chain"),
+    "link_gbits": (10, 2.5),
+}
+
+
+@pytest.mark.parametrize("knob", MUST_AGREE)
 @pytest.mark.timeout(60)
 def test_knobs_that_must_agree(knob: str) -> None:
-    engines = [Engine(config.engine_config(**{**SMALL, knob: 100_000 + rank})) for rank in range(2)]
+    values = MUST_AGREE[knob]
+    engines = [Engine(config.engine_config(**{**SMALL, knob: values[rank]})) for rank in range(2)]
     endpoints = [engine.listen() for engine in engines]
     said: dict[int, str] = {}
 
@@ -50,5 +61,14 @@ def test_knobs_that_must_agree(knob: str) -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert said[0] == f"SPARKVOD_{knob.upper()} is 100000 on rank 0 and 100001 on rank 1; set one value on all ranks"
+    differing = f"{values[0]} on rank 0 and {values[1]} on rank 1"
+    assert said[0] == f"SPARKVOD_{knob.upper()} is {differing}; set one value on all ranks"
     assert set(said) == {0, 1}
+
+
+def test_an_algorithm_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="SPARKVOD_BROADCAST_ALGORITHM='ring' was found, one of auto, direct, chain,"):
+        Engine(config.engine_config(broadcast_algorithm="ring"))
+    monkeypatch.setenv("SPARKVOD_ALLREDUCE_ALGORITHM", "chain")
+    with pytest.raises(ValueError, match="SPARKVOD_ALLREDUCE_ALGORITHM='chain' was found, one of auto, direct, hier"):
+        config.engine_config()
