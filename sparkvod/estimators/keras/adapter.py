@@ -95,11 +95,14 @@ class KerasAdapter(Adapter):
     def prepare(self) -> None:
         """Makes the optimizer distributed, and scales its learning rate if asked to."""
         optimizer = self._parts.optimizer()
-        self._model.optimizer = optimizer
         optimizer.build(self._model.trainable_variables)
         state = self._parts.raw("optimizer_state")
         if state is not None:
             packing.load_variables(optimizer.variables, state)
+        if self._model.dtype_policy.name == "mixed_float16" and not hasattr(optimizer, "inner_optimizer"):
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)  # as compile() does
+            optimizer.build(self._model.trainable_variables)
+        self._model.optimizer = optimizer
         if self.task.scale_lr:
             optimizer.learning_rate = float(ops.convert_to_numpy(optimizer.learning_rate)) * hvd.size()
         compression = self._parts.raw("gradient_compression")
