@@ -109,7 +109,7 @@ def ranks(
                 "SPARKVOD_COLLECTIVE_TIMEOUT": "60",
             }
             if flat:
-                told["SPARKVOD_TRANSPORT"] = "tcp"
+                told.update(SPARKVOD_TRANSPORT="tcp", SPARKVOD_ALLREDUCE_ALGORITHM="ring")
             command = ["ip", "netns", "exec", names[rank // per_host], sys.executable, "-m", module]
             processes.append(
                 subprocess.Popen(
