@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.harness import Report
 
 # Each is a module of this package with run(report). A new bench is one file and one name here.
-BENCHES = ("allreduce", "collectives", "hosts", "reader", "petastorm", "run", "fit")
+BENCHES = ("allreduce", "collectives", "hosts", "reader", "petastorm", "run", "fit", "keras")
 
 
 def main(arguments: list[str] | None = None) -> int:

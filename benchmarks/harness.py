@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 MIN_ROUNDS = 5
-_SCALES = {"s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")), "B": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))}
+_SCALES = {
+    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")),
+    "B": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")),
+}
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -52,7 +55,7 @@ def machine() -> dict[str, Any]:
     cpu = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
     memory = next((int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
     versions = {}
-    for package in ("sparkvod", "torch", "pyspark", "pyarrow", "numpy", "openmpi", "mpi4py"):
+    for package in ("sparkvod", "torch", "pyspark", "pyarrow", "numpy", "tensorflow-cpu", "keras", "openmpi", "mpi4py"):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -20,6 +20,7 @@ class _State:
 
     Attributes:
         reducer: reduces the gradients.
+        cond: the backend's, found before anything is traced.
         passes: gradients that are accumulated locally before their sum is reduced.
         average: whether the sum is divided by ``passes``.
         accumulators: one variable for each trained variable, None before the first gradients.
@@ -27,8 +28,8 @@ class _State:
         saving: whether the accumulators are left out, because the optimizer is saved or loaded.
     """
 
-    def __init__(self, reducer: Any, passes: int, average: bool) -> None:
-        self.reducer, self.passes, self.average = reducer, passes, average
+    def __init__(self, reducer: Any, cond: Any, passes: int, average: bool) -> None:
+        self.reducer, self.cond, self.passes, self.average = reducer, cond, passes, average
         self.accumulators: list[Any] | None = None
         self.counter: Any = None
         self.saving = False
@@ -117,7 +118,7 @@ class _Distributed:
             state.counter.assign_add(1)
 
         touched = [*variables, *self.variables]
-        backends.current().cond(state.counter + 1 >= state.passes, reduce_and_step, keep, touched)
+        state.cond(state.counter + 1 >= state.passes, reduce_and_step, keep, touched)
 
     def register_local_var(self, var: Any) -> None:
         """Says that a variable's gradient is not reduced, and divided by the number of ranks if so asked."""
@@ -205,7 +206,8 @@ def DistributedOptimizer(  # noqa: N802
     base = type(optimizer)
     members = {"__doc__": base.__doc__, "__module__": base.__module__}
     # Past Keras's tracking, which would save it.
-    object.__setattr__(optimizer, "_sparkvod", _State(reducer, backward_passes_per_step, average_aggregated_gradients))
+    state = _State(reducer, backend.cond, backward_passes_per_step, average_aggregated_gradients)
+    object.__setattr__(optimizer, "_sparkvod", state)
     object.__setattr__(optimizer, "__class__", type(base.__name__, (_Distributed, base), members))
     if name is not None:
         optimizer.name = name

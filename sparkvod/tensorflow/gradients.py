@@ -8,9 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparkvod import config
 from sparkvod.core import basics
 from sparkvod.core.gradients import GradientPlan
-from sparkvod.core.ops import set_id
+from sparkvod.core.ops import CODES, set_id
+from sparkvod.core.reducer import Gradient, plan_buckets
 from sparkvod.tensorflow import naming, ops
 
 
@@ -60,19 +62,28 @@ class GradientReducer(GradientPlan):
             return results
         dense = []
         for k in places:
-            if isinstance(results[k], tf.IndexedSlices):
-                if not self.sparse_as_dense:
-                    results[k] = self._slices(results[k], k)
-                    continue
-                results[k] = tf.convert_to_tensor(results[k])
+            if isinstance(results[k], tf.IndexedSlices) and not self.sparse_as_dense:
+                results[k] = self._slices(results[k], k)
+                continue
+            results[k] = tf.convert_to_tensor(results[k])
             dense.append(k)
-        # Eager operations run one after the other, so one of all gradients; in a graph they overlap with the backward
-        # pass, so one for each, which the engine fuses.
-        for number, group in enumerate(self.units(dense, variables, together=tf.executing_eagerly())):
+        for number, group in enumerate(self._groups(dense, results, variables)):
             reduced = self._dense([results[k] for k in group], number, size)
             for k, grad in zip(group, reduced, strict=True):
                 results[k] = grad
         return results
+
+    def _groups(self, places: list[int], grads: Sequence[Any], variables: Sequence[Any]) -> list[list[int]]:
+        # Eager operations run one after the other, so one of all gradients; in a graph they overlap with the backward
+        # pass, so by buckets, as the gradients become ready: from the last on.
+        if self.groups is not None or tf.executing_eagerly():
+            return self.units(places, variables, together=True)
+        sized = [k for k in places if grads[k].shape.is_fully_defined() and grads[k].dtype.name in CODES]
+        gradients = [Gradient("", grads[k].shape.num_elements(), CODES[grads[k].dtype.name]) for k in sized]
+        knobs = {name: config.get(name) for name in ("bucket_bytes", "first_bucket_bytes")}
+        buckets = plan_buckets(gradients, prefix=self.prefix, **knobs)
+        by_size = [[sized[slot.index] for slot in bucket.slots] for bucket in buckets]
+        return [*by_size, *([k] for k in places if k not in sized)]
 
     def _slices(self, grad: tf.IndexedSlices, k: int) -> Any:
         name = None if tf.executing_eagerly() else naming.in_graph("allgather", f"{self.prefix}.{k}")
