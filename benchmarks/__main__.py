@@ -1,4 +1,4 @@
-"""Runs the benches: ``python -m benchmarks [--quick] [--out DIR] [name ...]``; exits with 1 if a promise is missed."""
+"""Runs the benches: ``python -m benchmarks [--quick] [--docs] [--out DIR] [name ...]``; 1 if a promise is missed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import sys
 import traceback
 from pathlib import Path
 
+from benchmarks import document
 from benchmarks.harness import Report
 
 # Each is a module of this package with run(report). A new bench is one file and one name here.
-BENCHES = ("allreduce", "collectives", "hosts", "reader", "petastorm", "run", "fit", "keras")
+BENCHES = ("allreduce", "collectives", "hosts", "control", "reader", "petastorm", "run", "fit", "keras")
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,6 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="shorter rounds: shows that the benches run")
     parser.add_argument("--out", type=Path, default=Path("artifacts/bench"), help="folder of the JSON files")
+    parser.add_argument(
+        "--docs", action="store_true", help="write docs/benchmarks.md and its plots from all JSON files"
+    )
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(BENCHES))
     if unknown:
@@ -38,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(report.table(), flush=True)
         print(f"written to {report.write(options.out)}\n", flush=True)
         missed += [f"{name}: {promise.what}" for promise in report.promises if not promise.held]
+    if options.docs:
+        print(f"written to {document.write(BENCHES, options.out, DOCS)}")
     for line in missed:
         print(f"MISSED {line}")
     return 1 if missed else 0

@@ -59,7 +59,7 @@ int Main(const std::vector<std::string>& arguments) {
   } else if (is(0, "negotiate") && arguments.size() == 4) {
     const Negotiated result = Negotiate(whole(1), whole(2), whole(3));
     median = Median(result.seconds);
-    cpu = result.cpu_seconds_per_rank;
+    cpu = Median(result.cpu_seconds_per_rank);
   } else if (is(0, "cable") && arguments.size() == 6) {
     Cable({arguments[1], arguments[2]}, arguments[3], static_cast<int64_t>(number(4)),
           static_cast<int64_t>(number(5)));

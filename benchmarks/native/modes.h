@@ -21,8 +21,8 @@ std::vector<double> Path(int size, size_t bytes, int calls, bool engine_memory);
 
 // Negotiation of cached tensors without elements by `size` ranks that are threads of this process.
 struct Negotiated {
-  std::vector<double> seconds;  // for all tensors, per call
-  double cpu_seconds_per_rank;  // of this process's threads, per call
+  std::vector<double> seconds;               // for all tensors, per call
+  std::vector<double> cpu_seconds_per_rank;  // of this process's threads, per call
 };
 Negotiated Negotiate(int size, int tensors, int calls);
 
