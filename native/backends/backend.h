@@ -39,6 +39,11 @@ constexpr bool HasTensors(Collective collective) {
 constexpr bool HasOwnRows(Collective collective) {
   return collective == Collective::kAllgather || collective == Collective::kAlltoall;
 }
+// Whether small ones travel together, tensor by tensor.
+constexpr bool IsFused(Collective collective) {
+  return collective == Collective::kAllreduce || collective == Collective::kAllgather ||
+         collective == Collective::kReducescatter;
+}
 // Whether it has a ReduceOp.
 constexpr bool Reduces(Collective collective) {
   return collective == Collective::kAllreduce || collective == Collective::kReducescatter;

@@ -19,7 +19,7 @@ Result Executor::Execute(const std::vector<Agreed>& agreed) {
   std::vector<size_t> left(agreed.size(), 1);  // backend calls that an operation still waits for
   for (size_t i = 0; i < agreed.size(); ++i) {
     const Request& request = agreed[i].operation->request;
-    if (request.collective == Collective::kAllreduce) left[i] = request.entries.size();
+    if (IsFused(request.collective)) left[i] = request.entries.size();
     if (!agreed[i].error.ok()) finish_(agreed[i].operation, agreed[i].error);
   }
   for (const Batch& batch : PlanBatches(agreed, fusion_threshold_)) {
@@ -51,13 +51,13 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
       break;
     }
     case Collective::kAllgather:
-      SPARKVOD_TRY(Allgather(target, first, &carrier, &bytes));
+      SPARKVOD_TRY(Allgather(target, batch, agreed, &carrier));
       break;
     case Collective::kBroadcast:
       SPARKVOD_TRY(Broadcast(target, first, &carrier, &bytes));
       break;
     case Collective::kReducescatter:
-      SPARKVOD_TRY(Reducescatter(target, first, &carrier, &bytes));
+      SPARKVOD_TRY(Reducescatter(target, batch, agreed, &carrier));
       break;
     case Collective::kAlltoall:
       SPARKVOD_TRY(Alltoall(target, first, &carrier, &bytes));
@@ -93,36 +93,6 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
   return {};
 }
 
-Result Executor::MakeOutput(Operation* operation, std::vector<int64_t> rows, size_t row_bytes,
-                            std::vector<size_t>* offsets) {
-  offsets->assign(1, 0);
-  for (const int64_t r : rows)
-    offsets->push_back(offsets->back() + static_cast<size_t>(r) * row_bytes);
-  char* data = nullptr;
-  const std::shared_ptr<Heap>& heap = world_->arena->heap();
-  SPARKVOD_TRY(heap->Allocate(offsets->back(), &data, false));
-  operation->outputs.push_back(
-      {std::make_shared<Memory>(heap, data, offsets->back()), std::move(rows)});
-  return {};
-}
-
-Result Executor::Allgather(const Target& target, const Agreed& agreed, Carrier* carrier,
-                           size_t* bytes) {
-  Operation& operation = *agreed.operation;
-  for (size_t e = 0; e < operation.parts.size(); ++e) {
-    std::vector<int64_t> rows;
-    for (const Request& r : *agreed.by_rank) rows.push_back(r.entries[e].shape[0]);
-    std::vector<size_t> offsets;
-    SPARKVOD_TRY(MakeOutput(&operation, std::move(rows), operation.request.entries[e].row_bytes(),
-                            &offsets));
-    if (offsets.back() > 0)
-      SPARKVOD_TRY(target.backend->Allgather(
-          operation.parts[e].in, operation.outputs[e].memory->data(), offsets, carrier));
-    *bytes += offsets.back();
-  }
-  return {};
-}
-
 Result Executor::Broadcast(const Target& target, const Agreed& agreed, Carrier* carrier,
                            size_t* bytes) {
   const Part& part = agreed.operation->parts[0];
@@ -134,29 +104,6 @@ Result Executor::Broadcast(const Target& target, const Agreed& agreed, Carrier* 
   return target.backend->Broadcast(
       part.out, *bytes, root, (*agreed.by_rank)[static_cast<size_t>(root)].entries[0].placement,
       carrier);
-}
-
-Result Executor::Reducescatter(const Target& target, const Agreed& agreed, Carrier* carrier,
-                               size_t* bytes) {
-  const Request& request = agreed.operation->request;
-  for (size_t e = 0; e < request.entries.size(); ++e) {
-    const Entry& entry = request.entries[e];
-    const size_t row = entry.row_bytes() / SizeOf(entry.dtype);
-    ReducescatterCall call{entry.dtype,
-                           request.op,
-                           request.prescale,
-                           request.postscale,
-                           agreed.average_over,
-                           agreed.operation->parts[e],
-                           {},
-                           PlacementOf(*agreed.by_rank, e)};
-    for (int r = 0; r <= target.comm->size(); ++r)
-      call.begins.push_back(row *
-                            static_cast<size_t>(FirstRow(entry.shape[0], r, target.comm->size())));
-    SPARKVOD_TRY(target.backend->Reducescatter(call, carrier));
-    *bytes += call.begins.back() * SizeOf(entry.dtype);
-  }
-  return {};
 }
 
 Result Executor::Alltoall(const Target& target, const Agreed& agreed, Carrier* carrier,
@@ -175,7 +122,8 @@ Result Executor::Alltoall(const Target& target, const Agreed& agreed, Carrier* c
     }
   }
   std::vector<size_t> offsets;
-  SPARKVOD_TRY(MakeOutput(&operation, std::move(received), row_bytes, &offsets));
+  operation.outputs.resize(1);
+  SPARKVOD_TRY(MakeOutput(std::move(received), row_bytes, &operation.outputs[0], &offsets));
   call.out = operation.outputs[0].memory->data();
   *bytes = offsets.back();
   return moved == 0 ? Result::Ok() : target.backend->Alltoall(call, carrier);

@@ -44,14 +44,18 @@ class Executor {
   Result AddSet(const Operation& operation);
   Result RemoveSet(const Request& request);
   Result ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agreed);
+  // Of the tensors of a batch; several are copied into one, and back.
+  Result Allgather(const Target& target, const Batch& batch, const std::vector<Agreed>& agreed,
+                   Carrier* carrier);
+  Result Reducescatter(const Target& target, const Batch& batch, const std::vector<Agreed>& agreed,
+                       Carrier* carrier);
   // These count into `bytes` what they move.
-  Result Allgather(const Target& target, const Agreed& agreed, Carrier* carrier, size_t* bytes);
   Result Broadcast(const Target& target, const Agreed& agreed, Carrier* carrier, size_t* bytes);
-  Result Reducescatter(const Target& target, const Agreed& agreed, Carrier* carrier, size_t* bytes);
   Result Alltoall(const Target& target, const Agreed& agreed, Carrier* carrier, size_t* bytes);
   // Engine memory for the rows of all ranks; `offsets` (bytes) become where each rank's begin.
-  Result MakeOutput(Operation* operation, std::vector<int64_t> rows, size_t row_bytes,
+  Result MakeOutput(std::vector<int64_t> rows, size_t row_bytes, Output* output,
                     std::vector<size_t>* offsets);
+  Result MakeScratch(size_t bytes, std::unique_ptr<Memory>* scratch);
 
   World* world_;
   Communicator* comm_;

@@ -182,6 +182,103 @@ TEST(AllgatherOfAGroup) {
       });
 }
 
+// Small ones that are there at the same time travel together, each with its own rows.
+TEST(SmallExchangesTravelTogether) {
+  constexpr size_t kMany = 20;
+  for (const Kind& kind : Kinds())
+    for (int size : {1, 2, 3})
+      RunWorld(kind, size, [size](Engine& engine, int rank) {
+        for (int turn = 0; turn < 3; ++turn) {
+          std::vector<std::vector<float>> in(kMany), shares(kMany);
+          std::vector<std::vector<int16_t>> own(kMany);
+          std::vector<int64_t> sums, gathers;
+          std::vector<std::shared_ptr<Operation>> gathered(kMany);
+          for (size_t t = 0; t < kMany; ++t) {
+            const auto rows = static_cast<int64_t>(t);
+            // Of the last one, which is too large, alone; of some, for some ranks, nothing.
+            const int64_t width = t + 1 == kMany ? 9000 : 3;
+            for (int64_t i = 0; i < rows * width; ++i)
+              in[t].push_back(static_cast<float>(i + rank));
+            shares[t].resize(static_cast<size_t>(
+                (FirstRow(rows, rank + 1, size) - FirstRow(rows, rank, size)) * width));
+            Request sum = RequestOf("s" + std::to_string(t), Collective::kReducescatter,
+                                    {{DType::kFloat32, {rows, width}}});
+            sum.op = ReduceOp::kSum;
+            if (t % 5 == 4) sum.postscale = 2;
+            sums.push_back(0);
+            EXPECT(engine
+                       .Submit(sum, {{in[t].data(), shares[t].data(), in[t].size()}}, true,
+                               &sums.back())
+                       .ok());
+            own[t].assign(t * static_cast<size_t>(rank), static_cast<int16_t>(100 * rank + turn));
+            gathers.push_back(0);
+            EXPECT(engine
+                       .Submit(RequestOf("g" + std::to_string(t), Collective::kAllgather,
+                                         {{DType::kInt16, {rank, rows}}}),
+                               {{own[t].data(), nullptr, own[t].size()}}, true, &gathers.back())
+                       .ok());
+            EXPECT(engine.Find(gathers.back(), &gathered[t]).ok());
+          }
+          for (size_t t = 0; t < kMany; ++t) {
+            EXPECT_EQ(End(engine, sums[t]).Report(), "ok");
+            const auto rows = static_cast<int64_t>(t);
+            const auto begin =
+                static_cast<size_t>(FirstRow(rows, rank, size)) * (t + 1 == kMany ? 9000 : 3);
+            for (size_t i = 0; i < shares[t].size(); ++i) {
+              const auto sum =
+                  static_cast<float>(size * static_cast<int>(begin + i) + size * (size - 1) / 2);
+              EXPECT_EQ(shares[t][i], (t % 5 == 4 ? 2 : 1) * sum);
+            }
+            EXPECT_EQ(End(engine, gathers[t]).Report(), "ok");
+            const Output& output = gathered[t]->outputs.at(0);
+            const auto* got = reinterpret_cast<const int16_t*>(output.memory->data());
+            for (int r = 0; r < size; ++r) {
+              EXPECT_EQ(output.rows[static_cast<size_t>(r)], int64_t{r});
+              for (size_t i = 0; i < t * static_cast<size_t>(r); ++i)
+                EXPECT_EQ(int{*got++}, 100 * r + turn);
+            }
+          }
+        }
+        for (const char* what : {"allgather/", "reducescatter/"}) {
+          const Stats::Carried carried = Carried(engine, what);
+          EXPECT_EQ(carried.tensors, uint64_t{3 * kMany});
+          EXPECT(carried.calls < 3 * kMany);
+        }
+      });
+}
+
+// A group is one unit: its small tensors are one call, whatever their dtypes.
+TEST(AGroupOfSmallOnesIsOneCall) {
+  RunWorld(kInproc, 3, [](Engine& engine, int rank) {
+    std::vector<double> data(30, 1.0), shares(30);
+    std::vector<uint8_t> bytes(5, static_cast<uint8_t>(rank));
+    std::vector<Entry> entries(8, {DType::kFloat64, {30}});
+    std::vector<Part> parts(8, {data.data(), nullptr, data.size()});
+    entries.push_back({DType::kUInt8, {5}});
+    parts.push_back({bytes.data(), nullptr, bytes.size()});
+    std::vector<Output> outputs;
+    EXPECT_EQ(RunFor(engine, RequestOf("group", Collective::kAllgather, entries), parts, &outputs)
+                  .Report(),
+              "ok");
+    EXPECT_EQ(outputs.size(), size_t{9});
+    for (const Output& output : outputs)
+      EXPECT(output.rows == std::vector<int64_t>(3, output.rows[0]));
+    EXPECT_EQ(int{reinterpret_cast<const uint8_t*>(outputs[8].memory->data())[14]}, 2);
+    entries.pop_back();
+    parts.pop_back();
+    for (size_t p = 0; p < parts.size(); ++p) parts[p].out = shares.data();  // of which 10 are ours
+    Request sum = RequestOf("sums", Collective::kReducescatter, entries);
+    sum.op = ReduceOp::kSum;
+    sum.prescale = 2;
+    EXPECT_EQ(Run(engine, sum, parts).Report(), "ok");
+    EXPECT_EQ(shares[9], 6.0);
+    EXPECT_EQ(shares[10], 0.0);
+    EXPECT_EQ(Carried(engine, "allgather/").calls, uint64_t{1});
+    EXPECT_EQ(Carried(engine, "reducescatter/").calls, uint64_t{1});
+    EXPECT_EQ(Carried(engine, "reducescatter/").tensors, uint64_t{8});
+  });
+}
+
 // Everything in turn, so that no collective treads on what another has published.
 TEST(CollectivesOfAllKindsInTurn) {
   for (const Kind& kind : Kinds())

@@ -154,6 +154,46 @@ TEST(FusionPlansByDtypeAndThreshold) {
               64 << 20) == (Sizes{1, 2}));
 }
 
+Agreed Exchange(Collective collective, DType dtype, const std::vector<int64_t>& rows, int64_t width,
+                double prescale = 1, size_t entries = 1) {
+  std::vector<Request> by_rank(rows.size());
+  for (size_t r = 0; r < rows.size(); ++r) {
+    by_rank[r].collective = collective;
+    by_rank[r].prescale = prescale;
+    by_rank[r].entries.assign(entries, {dtype, {rows[r], width}});
+  }
+  Agreed agreed;
+  agreed.by_rank = std::make_shared<const std::vector<Request>>(std::move(by_rank));
+  return agreed;
+}
+
+TEST(FusionOfAllgathersAndReducescatters) {
+  const auto sizes = [](const std::vector<Agreed>& agreed) {
+    std::vector<size_t> found;
+    for (const Batch& batch : PlanBatches(agreed, 64 << 20)) found.push_back(batch.pieces.size());
+    return found;
+  };
+  using Sizes = std::vector<size_t>;
+  const auto gather = Collective::kAllgather, scatter = Collective::kReducescatter;
+  const DType f32 = DType::kFloat32, u8 = DType::kUInt8;
+  // Bytes are bytes; of an allgather the rows of all ranks count.
+  EXPECT(sizes({Exchange(gather, f32, {1, 3}, 2), Exchange(gather, u8, {0, 0}, 7),
+                Exchange(gather, f32, {0, 5}, 1, 1, 3)}) == (Sizes{5}));
+  EXPECT(sizes({Exchange(gather, u8, {1, 65536}, 1), Exchange(gather, u8, {1, 65535}, 1),
+                Exchange(gather, u8, {1, 1}, 1)}) == (Sizes{1, 2}));
+  const auto both = PlanBatches({Exchange(gather, u8, {1, 65534}, 1)}, 64 << 20);
+  EXPECT_EQ(both[0].bytes, size_t{65535});
+  EXPECT_EQ(sizes({Exchange(gather, u8, {30000, 30000}, 1, 1, 40)}).size(), size_t{3});
+  // What reduces must do so alike; what is scaled stays with its operation.
+  EXPECT(sizes({Exchange(scatter, f32, {4, 4}, 2), Exchange(scatter, u8, {4, 4}, 2),
+                Exchange(scatter, f32, {5, 5}, 3), Exchange(gather, f32, {4, 4}, 2)}) ==
+         (Sizes{2, 1, 1}));
+  EXPECT(sizes({Exchange(scatter, f32, {4, 4}, 2, 2, 2), Exchange(scatter, f32, {4, 4}, 2, 2)}) ==
+         (Sizes{2, 1}));
+  EXPECT(sizes({Exchange(scatter, f32, {4, 4}, 5000), Exchange(scatter, f32, {4, 4}, 2)}) ==
+         (Sizes{1, 1}));
+}
+
 TEST(FusionLeavesAloneWhatLiesInEngineMemory) {
   const auto batches = PlanBatches(
       {Tensor("a", DType::kFloat32, 30000, 4096), Tensor("b", DType::kFloat32, 30000, 8192),
