@@ -217,12 +217,13 @@ def compare(store: FilesystemStore, path: str, files: list[dict[str, Any]]) -> t
     return [name for name in there if name not in expected], absent
 
 
-def open_prepared(store: FilesystemStore, idx: int | None = None) -> PreparedData:
+def open_prepared(store: FilesystemStore, idx: int | None = None, text: bool = False) -> PreparedData:
     """Returns the data in the store's training and validation directories, prepared by us or written by others.
 
     Args:
         store: the store.
         idx: number of the data set; None: the directories without a number.
+        text: whether columns of text are taken.
 
     Raises:
         DataError: there are no Parquet files or no rows, the files' columns differ, or a preparation has not ended.
@@ -236,9 +237,9 @@ def open_prepared(store: FilesystemStore, idx: int | None = None) -> PreparedDat
             f"the preparation of {path} has not ended (another driver is at it, or was ended), complete data were "
             "expected; wait for it, or prepare again"
         )
-    train = from_footers(store, store.get_train_data_path(idx))
+    train = from_footers(store, store.get_train_data_path(idx), text)
     val_path = store.get_val_data_path(idx)
-    val = from_footers(store, val_path) if store.is_parquet_dataset(val_path) else None
+    val = from_footers(store, val_path, text) if store.is_parquet_dataset(val_path) else None
     if val is not None and {c.name: c.dtype for c in val.columns} != {c.name: c.dtype for c in train.columns}:
         raise DataError(
             f"the columns of {val_path} are {[f'{c.name}: {c.dtype}' for c in val.columns]}, those of the training "
@@ -247,7 +248,7 @@ def open_prepared(store: FilesystemStore, idx: int | None = None) -> PreparedDat
     return PreparedData(idx, train, val, list(train.columns))
 
 
-def from_footers(store: FilesystemStore, path: str) -> Dataset:
+def from_footers(store: FilesystemStore, path: str, text: bool = False) -> Dataset:
     """Returns the data set of Parquet files that somebody else wrote, from their footers alone.
 
     The width of a list column is the number of its values divided by that of its rows, when this is the same whole
@@ -269,7 +270,7 @@ def from_footers(store: FilesystemStore, path: str) -> Dataset:
     with ThreadPoolExecutor(16) as pool:
         footers = list(pool.map(footer, names))
     schema = footers[0][0]
-    columns, refused, codecs = _columns(store, path, schema)
+    columns, refused, codecs = _columns(store, path, schema, text)
     groups: list[tuple[int, int, int, int]] = []
     nulls: Counter[str] = Counter()
     widths: dict[str, set[float]] = {c.name: set() for c in columns if c.shape == (-1,)}
@@ -319,7 +320,7 @@ def from_footers(store: FilesystemStore, path: str) -> Dataset:
 
 
 def _columns(
-    store: FilesystemStore, path: str, schema: pa.Schema
+    store: FilesystemStore, path: str, schema: pa.Schema, text: bool
 ) -> tuple[list[Column], dict[str, str], dict[str, str] | None]:
     """Returns the columns of a schema that can become tensors, why the others cannot, and :attr:`Dataset.codecs`."""
     found = unischema.find(store, path)
@@ -327,7 +328,7 @@ def _columns(
         return unischema.columns(found, schema)
     columns, refused = [], {}
     for entry in schema:
-        column = from_arrow(entry.name, entry.type)
+        column = from_arrow(entry.name, entry.type, text)
         if column is None:
             refused[entry.name] = str(unconvertible(entry.name, str(entry.type)))
         else:

@@ -55,6 +55,7 @@ def prepare(
     partitions_per_process: int = 10,
     seed: int | None = 0,
     verbose: int = 1,
+    text: bool = False,
 ) -> PreparedData:
     """Writes a DataFrame's rows to the store as Parquet that readers can deal to ranks.
 
@@ -78,6 +79,7 @@ def prepare(
             partition is cut into at least 16 row groups instead, and ranks share those.
         seed: decides which rows a fraction takes.
         verbose: 0: log no progress.
+        text: whether features may be text.
 
     Raises:
         DataError: a column is missing or cannot become a tensor; nulls, NaN, vectors of unequal length, negative
@@ -89,7 +91,7 @@ def prepare(
     for name, value in (("num_proc", num_proc), ("partitions_per_process", partitions_per_process)):
         if value < 1:
             raise ValueError(f"{name}={value} was found, at least 1 was expected")
-    request = check(df, label_cols, feature_cols, sample_weight_col, validation, seed)
+    request = check(df, label_cols, feature_cols, sample_weight_col, validation, seed, text)
     proof = identity.prove(df)
     earlier = _earlier(store, request, proof)
     if earlier is not None:

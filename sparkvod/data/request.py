@@ -40,6 +40,7 @@ def check(
     sample_weight_col: str | None,
     validation: float | str | None,
     seed: int | None,
+    text: bool = False,
 ) -> Request:
     """Returns the request, if the DataFrame's schema fits it; the arguments are those of ``sparkvod.data.prepare``.
 
@@ -71,7 +72,12 @@ def check(
             alike = sorted({other for other in fields if fold(other) == fold(name)} - {name})
             also = f", {', '.join(map(repr, alike))} among them, which Spark takes for the same name" if alike else ""
             raise DataError(f"the DataFrame has more than one column {name!r}{also}, one was expected; rename them")
-    columns = {name: _column(name, fields[name]) for name in wanted if name != split or name in (*features, *labels)}
+    others = {*labels, sample_weight_col, split}
+    columns = {
+        name: _column(name, fields[name], text and name not in others)
+        for name in wanted
+        if name != split or name in (*features, *labels)
+    }
     if sample_weight_col is not None and columns[sample_weight_col].kind != "scalar":
         raise DataError(f"sample_weight_col {sample_weight_col!r} is a vector, a column of numbers was expected")
     if split is not None:
@@ -91,9 +97,9 @@ def check(
     )
 
 
-def check_type(df: Any, name: str) -> None:
-    """Raises ``DataError`` if the type of a DataFrame's column cannot become a tensor."""
-    _column(name, df.schema[name].dataType)
+def check_type(df: Any, name: str, text: bool = False) -> None:
+    """Raises ``DataError`` if the type of a DataFrame's column cannot become a tensor; with ``text``, or be text."""
+    _column(name, df.schema[name].dataType, text)
 
 
 def _names(parameter: str, value: Sequence[str]) -> list[str]:
@@ -120,5 +126,5 @@ def _missing(name: str, names: list[str]) -> DataError:
     return DataError(f"no column {name!r} in the DataFrame; {hint}the columns are {', '.join(names)}")
 
 
-def _column(name: str, data_type: Any) -> Column:
-    return from_spark(name, data_type.json(), data_type.simpleString())
+def _column(name: str, data_type: Any, text: bool = False) -> Column:
+    return from_spark(name, data_type.json(), data_type.simpleString(), text)

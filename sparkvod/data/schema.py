@@ -1,7 +1,8 @@
 """Which columns can become tensors, and what is known of them.
 
 A scalar column becomes a 1-D array ``[rows]``, a vector column (an array of numbers, or an ML vector, of one length) a
-2-D array ``[rows, width]``.
+2-D array ``[rows, width]``. A column of text becomes a 1-D array of ``str`` objects, for those who ask for it: models
+that look words up themselves.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ _SPARK_DTYPES = {
     "float": "float32",
     "double": "float64",
 }
+TEXT = "object"
+"""The dtype of columns of text."""
+_TEXT_BYTES = 64
+"""What a text is taken to need in memory."""
 _ARROW_DTYPES = {str(pa.from_numpy_dtype(dtype)): (dtype, spark) for spark, dtype in _SPARK_DTYPES.items()}
 
 
@@ -39,7 +44,7 @@ class Column:
     Attributes:
         name: its name in the DataFrame and in the Parquet files.
         kind: ``scalar`` or ``vector``.
-        dtype: numpy dtype of the elements.
+        dtype: numpy dtype of the elements; :data:`TEXT` for text.
         shape: shape of one row's value: ``()`` or ``(width,)``; ``(-1,)`` while the width is not known.
         spark_type: the Spark type as JSON text (``DataType.json()``), for the schema of what a model returns.
     """
@@ -75,13 +80,14 @@ class Column:
         return Column(**{**value, "shape": tuple(value["shape"])})
 
 
-def from_spark(name: str, type_json: str, type_text: str) -> Column:
+def from_spark(name: str, type_json: str, type_text: str, text: bool = False) -> Column:
     """Returns the metadata of a Spark column.
 
     Args:
         name: the column's name.
         type_json: ``DataType.json()``.
         type_text: ``DataType.simpleString()``, for the message.
+        text: whether a column of text is taken.
 
     Raises:
         DataError: its type cannot become a tensor.
@@ -89,6 +95,8 @@ def from_spark(name: str, type_json: str, type_text: str) -> Column:
     parsed = json.loads(type_json)
     if isinstance(parsed, str) and parsed in _SPARK_DTYPES:
         return Column(name, "scalar", _SPARK_DTYPES[parsed], (), type_json)
+    if text and isinstance(parsed, str) and re.match(r"string|varchar|char", parsed):
+        return Column(name, "scalar", TEXT, (), json.dumps("string"))
     if isinstance(parsed, dict):
         element = parsed.get("elementType")
         if parsed.get("type") == "array" and isinstance(element, str) and element in _SPARK_DTYPES:
@@ -98,8 +106,16 @@ def from_spark(name: str, type_json: str, type_text: str) -> Column:
     raise unconvertible(name, type_text)
 
 
-def from_arrow(name: str, arrow_type: pa.DataType) -> Column | None:
-    """Returns the metadata of a column of a Parquet file, None when it cannot become a tensor."""
+def from_arrow(name: str, arrow_type: pa.DataType, text: bool = False) -> Column | None:
+    """Returns the metadata of a column of a Parquet file, None when it cannot become a tensor.
+
+    Args:
+        name: the column's name.
+        arrow_type: its type.
+        text: whether a column of text is taken.
+    """
+    if text and (pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)):
+        return Column(name, "scalar", TEXT, (), json.dumps("string"))
     if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type):
         if str(arrow_type.value_type) not in _ARROW_DTYPES:
             return None
@@ -129,7 +145,10 @@ def unconvertible(name: str, type_text: str) -> DataError:
     elif re.match(r"(array|list)<", type_text):
         hint = "flatten it, or cast its elements"
     elif "string" in type_text:
-        hint = "index or encode it first (for example with StringIndexer)"
+        hint = (
+            "index or encode it first (for example with StringIndexer), or give it to a Keras model whose Input has "
+            "dtype='string' (StringLookup, TextVectorization)"
+        )
     else:
         hint = "cast it or leave it out"
     return DataError(
@@ -140,7 +159,7 @@ def unconvertible(name: str, type_text: str) -> DataError:
 
 def arrow_field(column: Column) -> pa.Field:
     """Returns the field of a prepared Parquet file: nothing in it is null, so that no levels need decoding."""
-    element = pa.from_numpy_dtype(column.dtype)
+    element = pa.string() if column.dtype == TEXT else pa.from_numpy_dtype(column.dtype)
     if column.kind == "scalar":
         return pa.field(column.name, element, nullable=False)
     return pa.field(
@@ -161,4 +180,4 @@ def folding(df: Any) -> Callable[[str], str]:
 
 def row_nbytes(columns: list[Column] | tuple[Column, ...]) -> int:
     """Returns the bytes of one decoded row."""
-    return sum(np.dtype(c.dtype).itemsize * max(1, *c.shape, 1) for c in columns)
+    return sum(_TEXT_BYTES if c.dtype == TEXT else np.dtype(c.dtype).itemsize * max(1, *c.shape, 1) for c in columns)

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from sparkvod import log
 from sparkvod.data.ranges import Range, of_values
-from sparkvod.data.schema import Column, arrow_field, row_nbytes
+from sparkvod.data.schema import TEXT, Column, arrow_field, row_nbytes
 from sparkvod.data.store import FilesystemStore
 
 GROUP_ROWS = 4096
@@ -220,8 +220,9 @@ class GroupWriter:
         columns, digest = [], hashlib.blake2b(digest_size=12)
         for field, column in zip(fields, self._columns, strict=True):
             values = np.ascontiguousarray(arrays[column.name])
-            digest.update(values.reshape(-1).data)
-            flat = pa.array(values.reshape(-1))
+            flat = pa.array(values.reshape(-1), field.type if column.dtype == TEXT else None)
+            for buffer in flat.buffers()[1:] if column.dtype == TEXT else [values.reshape(-1).data]:
+                digest.update(buffer)
             columns.append(
                 flat if column.kind == "scalar" else pa.FixedSizeListArray.from_arrays(flat, type=field.type)
             )

@@ -18,6 +18,7 @@ from pyspark.ml import Estimator
 
 from sparkvod import log
 from sparkvod.data import Column, PreparedData, Store, open_prepared, prepare, release, request
+from sparkvod.data.schema import TEXT, unconvertible
 from sparkvod.errors import DataError, LaunchError, SparkvodError, WorkerError
 from sparkvod.estimators import checkpoint, values
 from sparkvod.estimators.columns import Input, Label, as_dict, require_spark
@@ -146,6 +147,10 @@ class EstimatorBase(TableParams, Saved, Estimator):
     def _trained(self, payload: bytes, result: TrainResult, params: dict[str, Any]) -> ModelBase:
         """Returns the model, given the values of its Params that all frameworks' models have."""
 
+    def _takes_text(self) -> bool:
+        """Returns whether features may be text."""
+        return False
+
     def _env(self) -> dict[str, str | None]:
         """Returns environment variables that the ranks need."""
         return {}
@@ -173,6 +178,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
                 "sample_weight_col": self.value("sample_weight_col"),
                 "validation": self.value("validation"),
                 "seed": self.value("random_seed") or 0,
+                "text": self._takes_text(),
             }
             self._check_early(dataset, payload, asked)
             store = self._store(dataset.sparkSession)
@@ -226,7 +232,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
             store = self._store(None)
             store.require_shared("fit_on_parquet")
             store.check_writable()
-            data = open_prepared(store, dataset_idx)
+            data = open_prepared(store, dataset_idx, text=self._takes_text())
             features = self._feature_cols([*(column.name for column in data.schema), *data.train.refused])
             self._check_prepared(data, features)
         return self._train(launcher, payload, store, data, features, timings, began)
@@ -388,7 +394,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
         if not self.value("feature_cols"):
             for name in names:
                 with _taken_by_default():
-                    request.check_type(dataset, name)
+                    request.check_type(dataset, name, self._takes_text())
         known = {column.name: column for column in request.check(dataset, **asked).columns}
         shapes = self.value("input_shapes") or []
         if len(shapes) != len(names):
@@ -407,6 +413,8 @@ class EstimatorBase(TableParams, Saved, Estimator):
         for name in dict.fromkeys([*features, *labels, *filter(None, [weight])]):
             with _taken_by_default() if name in features and not self.value("feature_cols") else nullcontext():
                 column = data.column(name)
+            if column.dtype == TEXT and (name not in features or not self._takes_text()):
+                raise unconvertible(name, "string")
             if name == weight and column.kind != "scalar":
                 raise DataError(f"sample_weight_col {name!r} is a vector, a column of numbers was expected")
             other = column if data.val is None else data.val.column(name)

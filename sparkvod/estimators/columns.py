@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sparkvod.data.schema import TEXT
 from sparkvod.errors import DataError
 
 
@@ -33,12 +34,12 @@ class ColumnLike(Protocol):
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Returns the NumPy dtype that holds numbers of the dtype ``name``: float32 for bfloat16, which NumPy lacks.
+    """Returns the NumPy dtype that holds what has the dtype ``name``: float32 for bfloat16, objects for ``string``.
 
     Raises:
         TypeError: there is no such dtype.
     """
-    return np.dtype("float32" if name == "bfloat16" else name)
+    return np.dtype({"bfloat16": "float32", "string": TEXT}.get(name, name))
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Input:
     Attributes:
         columns: the columns that make it, side by side.
         tail: its shape without the rows.
-        dtype: name of its dtype: one of NumPy's, or bfloat16.
+        dtype: name of its dtype: one of NumPy's, bfloat16, or string.
     """
 
     columns: tuple[str, ...]

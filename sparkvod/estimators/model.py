@@ -18,7 +18,7 @@ from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
-from sparkvod.data.schema import folding, from_spark, quoted
+from sparkvod.data.schema import TEXT, folding, from_spark, quoted
 from sparkvod.errors import DataError
 from sparkvod.estimators.columns import Input, require_spark
 from sparkvod.estimators.params import TableParams
@@ -110,7 +110,7 @@ class ModelBase(TableParams, Saved, Model):
         inputs = tuple(Input(tuple(item["columns"]), tuple(item["tail"]), item["dtype"]) for item in metadata["inputs"])
         widths = {name: math.prod(metadata["columns"][name]["shape"] or [0]) for name in features}
         predictor = self._ship(dataset, self._predictor(inputs, outputs, widths))
-        columns = [_as_plain(dataset, name, metadata["columns"][name]["shape"], inputs) for name in features]
+        columns = [_as_plain(dataset, name, metadata["columns"][name], inputs) for name in features]
         hidden = "__sparkvod_" + predictor.key[:8]
         found = dataset.withColumn(hidden, _udf(predictor)(*columns))
         for number, output in enumerate(outputs):
@@ -163,14 +163,15 @@ class ModelBase(TableParams, Saved, Model):
         return dataclasses.replace(predictor, content=b"")
 
 
-def _as_plain(dataset: DataFrame, name: str, shape: list[int], inputs: tuple[Input, ...]) -> Column:
+def _as_plain(dataset: DataFrame, name: str, trained: dict[str, Any], inputs: tuple[Input, ...]) -> Column:
     """Returns a feature column as numbers or lists of numbers: ML vectors are turned into lists."""
     data_type = dataset.schema[name].dataType
     is_vector = isinstance(data_type, T.UserDefinedType)
     # What could not be trained on has no meaning here either: a date would be days, a timestamp microseconds.
-    found = from_spark(name, data_type.json(), data_type.simpleString())
-    if (found.kind == "vector") != bool(shape):
-        expected = f"a vector or an array of {shape[0]} numbers" if shape else "a number"
+    shape, is_text = trained["shape"], trained["dtype"] == TEXT
+    found = from_spark(name, data_type.json(), data_type.simpleString(), text=is_text)
+    if (found.kind == "vector") != bool(shape) or (found.dtype == TEXT) != is_text:
+        expected = f"a vector or an array of {shape[0]} numbers" if shape else "text" if is_text else "a number"
         raise DataError(
             f"feature column {name!r} of type {data_type.simpleString()} was found, {expected} was expected, as in "
             "training"

@@ -56,7 +56,9 @@ def _cannot(feed: Feed, shapes: str, error: Exception) -> DataError:
 
 def zeros(inputs: Sequence[Input]) -> list[np.ndarray]:
     """Returns inputs of zeros."""
-    return [np.zeros((ROWS, *item.tail), numpy_dtype(item.dtype)) for item in inputs]
+    return [
+        np.full((ROWS, *item.tail), "" if item.dtype == "string" else 0, numpy_dtype(item.dtype)) for item in inputs
+    ]
 
 
 def plan_labels(

@@ -131,6 +131,12 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         found |= {name: given.named(self.value(name)) for name in names}
         return found
 
+    def _takes_text(self) -> bool:
+        from sparkvod.estimators.keras import model_io
+
+        named = self.value("input_dtypes") or []
+        return "string" in [*named, *model_io.input_dtypes(self.value("model"))]
+
     def _env(self) -> dict[str, str | None]:
         import keras
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkvod.data.schema import TEXT
 from sparkvod.errors import DataError
 from sparkvod.estimators import columns
 from sparkvod.estimators.columns import ColumnLike, Input, Label
@@ -21,6 +22,11 @@ def symbolic_inputs(model: Any) -> list[Any]:
     except AttributeError:
         return []
     return list(found or [])
+
+
+def input_dtypes(model: Any) -> list[str]:
+    """Returns the dtypes of a model's symbolic inputs."""
+    return [keras.backend.standardize_dtype(item.dtype) for item in symbolic_inputs(model)]
 
 
 def plan_inputs(
@@ -45,8 +51,8 @@ def plan_inputs(
     """
     known = symbolic_inputs(model)
     if shapes is not None or not known:
-        default = [keras.backend.standardize_dtype(item.dtype) for item in known] or [keras.backend.floatx()]
-        return columns.plan_inputs(features, shapes, dtypes, default[0])
+        default = (input_dtypes(model) or [keras.backend.floatx()])[0]
+        return _checked(columns.plan_inputs(features, shapes, dtypes, default), features)
     if len(known) == 1:
         groups = [(tuple(features), known[0])]
     elif len(known) == len(features):
@@ -63,7 +69,7 @@ def plan_inputs(
     given = dtypes or [None] * len(groups)
     if len(given) != len(groups):
         raise DataError(f"input_dtypes with {len(given)} dtypes was found, one per input ({len(groups)}) was expected")
-    return tuple(
+    planned = tuple(
         Input(
             tuple(column.name for column in members),
             _tail(item, members),
@@ -71,6 +77,21 @@ def plan_inputs(
         )
         for (members, item), dtype in zip(groups, given, strict=True)
     )
+    return _checked(planned, features)
+
+
+def _checked(planned: tuple[Input, ...], features: Sequence[ColumnLike]) -> tuple[Input, ...]:
+    """Refuses text where an input takes numbers, and numbers where it takes text."""
+    text = {column.name: column.dtype == TEXT for column in features}
+    for item in planned:
+        for name in item.columns:
+            if text[name] != (item.dtype == "string"):
+                raise DataError(
+                    f"feature column {name!r} with {'text' if text[name] else 'numbers'} was found for an input of "
+                    f"dtype {item.dtype}, {'numbers were' if text[name] else 'text was'} expected; give text to an "
+                    "Input(dtype='string') with a lookup (StringLookup, TextVectorization) of its own"
+                )
+    return planned
 
 
 def _tail(item: Any, members: Sequence[ColumnLike]) -> tuple[int, ...]:
