@@ -23,7 +23,7 @@ from benchmarks import program
 HOSTS = ("north", "south")
 ADDRESSES = ("10.213.8.1", "10.213.8.2")
 INTERFACE = "cable"
-MTU = 9000
+MTU = 1500
 MEGABITS = 1000
 # Of a packet: IPv4's and TCP's headers with time stamps. What is left is the payload's part of the rate.
 HEADER_BYTES = 52
