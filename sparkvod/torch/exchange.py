@@ -70,6 +70,7 @@ class GradientExchange:
         self._members = 0  # number of the process set in the current world
         self._gradients: Parts | None = None
         self._kept = Kept()  # what the next parts begin with
+        self._place = (0, 1)
         self._prefix = ""
         self._fresh = True
         self._names: list[str] = []
@@ -95,6 +96,7 @@ class GradientExchange:
         members = ops.own_set_id(self.settings.process_set, "DistributedOptimizer")
         _remove_all(self._hooks)
         self._members = members
+        self._place = self.place
         self.kept()
         self._generation = world.generation
         self._gradients, self._prefix = None, ""
@@ -191,13 +193,13 @@ class GradientExchange:
     def _exchange(self, gradients: Parts) -> list[str]:
         # Returns the names of the gradients that were changed on their way.
         first_time = not self._prefix
-        self._notice(gradients)
+        news = self._notice(gradients)
         changed = gradients.reduce()
-        if first_time or gradients.heard or (self._notice(gradients) and not gradients.carries):
+        if first_time or gradients.heard or (news and not gradients.carries):
             self._adopt()
             self._agree(gradients)
             return changed + gradients.release_and_reduce(self._prefix)
-        for parameter in self._added():
+        for parameter in self._added() if news else ():
             if parameter.grad is not None:
                 raise ValueError(
                     f"a parameter of shape {list(parameter.shape)} with a gradient was found that was added to the "
@@ -356,9 +358,11 @@ class GradientExchange:
 
     @property
     def place(self) -> tuple[int, int]:
-        """This rank's number among those that exchange, and their number."""
+        """This rank's number among those that exchange, and their number; of the last world, where there is none."""
         members = self.settings.process_set
-        return members.rank() or 0, members.size() or 1
+        if basics.is_initialized() and members.included():
+            self._place = members.rank() or 0, members.size() or 1
+        return self._place
 
 
 def _exchanged_parameters(what: str) -> ValueError:
