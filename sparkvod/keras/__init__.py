@@ -28,19 +28,27 @@ from sparkvod.core.basics import (
     stats,
 )
 from sparkvod.core.objects import allgather_object, broadcast_object
-from sparkvod.core.ops import Adasum, Average, Sum
+from sparkvod.core.ops import Adasum, Average, Max, Min, Product, Sum
 from sparkvod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sparkvod.core.timeline import start_timeline, stop_timeline, timeline_span
 from sparkvod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from sparkvod.keras import backends, callbacks
+from sparkvod.keras.collectives import (
+    Compression,
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    reducescatter,
+)
 from sparkvod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
 _backend = backends.current()
-Compression: Any = _backend.Compression
-allreduce: Any = _backend.allreduce
-allgather: Any = _backend.allgather
-broadcast: Any = _backend.broadcast
-reducescatter: Any = _backend.reducescatter
 #: ``with own_errors(): model.fit(...)`` raises sparkvod's errors where the backend wraps them in its own.
 own_errors: Any = _backend.own_errors
 
@@ -94,13 +102,18 @@ __all__ = [
     "DistributedOptimizer",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
+    "Max",
+    "Min",
     "PartialDistributedOptimizer",
     "ProcessSet",
+    "Product",
     "Sum",
     "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
+    "barrier",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_object",
@@ -114,9 +127,13 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "load_model",
     "local_rank",
     "local_size",

@@ -120,6 +120,47 @@ def check_collectives() -> None:
     assert numpy(variable)[0] == n - 1
 
 
+def check_compiled_collectives() -> None:
+    """Collectives and their derivatives in code that JAX compiles; the others have tests of their front ends."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        return
+    import jax
+    from jax import numpy as jnp
+
+    import sparkvod.keras as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    x = jnp.arange(2.0 * n)
+
+    @jax.jit
+    def run(x: jax.Array) -> list[jax.Array]:
+        first = hvd.allreduce(x * (rank + 1), op=hvd.Sum)
+        return [
+            first,
+            hvd.allreduce(first, prescale_factor=2.0),
+            hvd.reducescatter(x, op=hvd.Sum),
+            hvd.alltoall(x),
+            hvd.broadcast(x * rank, n - 1),
+        ]
+
+    total = np.arange(2.0 * n) * n * (n + 1) / 2
+    mine = np.arange(2.0 * rank, 2.0 * rank + 2)
+    for _ in range(2):
+        for found, expected in zip(
+            run(x), [total, 2 * total, n * mine, np.tile(mine, n), np.arange(2.0 * n) * (n - 1)], strict=True
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+    grad = jax.jit(jax.grad(lambda x: (hvd.allreduce(x, op=hvd.Sum) * (rank + 1)).sum()))(x)
+    np.testing.assert_allclose(grad, np.full(2 * n, n * (n + 1) / 2))
+    grad = jax.jit(jax.grad(lambda x: (hvd.reducescatter(x) * (rank + 1)).sum()))(x)
+    np.testing.assert_allclose(grad, np.repeat(np.arange(n) + 1.0, 2))
+    for call in (hvd.allgather, lambda x: hvd.alltoall(x, [1] * n)[0]):
+        with pytest.raises(ValueError, match="in code that JAX compiles"):
+            jax.jit(call)(x)
+
+
 def check_bad_arguments() -> None:
     import keras
 
@@ -171,6 +212,7 @@ CHECKS = [
     check_fit,
     check_equals_one_process,
     check_collectives,
+    check_compiled_collectives,
     check_bad_arguments,
     check_schedule,
     check_errors_in_fit,

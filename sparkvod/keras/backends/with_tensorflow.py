@@ -8,29 +8,22 @@ from typing import Any
 import keras
 
 from sparkvod.core.process_sets import ProcessSet
-from sparkvod.tensorflow import Compression, functions, ops, own_errors
+from sparkvod.tensorflow import Compression, functions, own_errors
+from sparkvod.tensorflow import ops as collectives
 from sparkvod.tensorflow.gradients import GradientReducer
 
 __all__ = [
     "COMPILES",
     "Compression",
-    "allgather",
-    "allreduce",
-    "broadcast",
     "broadcast_variables",
+    "collectives",
     "cond",
     "own_errors",
     "reducer",
-    "reducescatter",
 ]
 
 #: Whether a compiled step can hold a collective.
 COMPILES = False
-
-allreduce = ops.allreduce
-allgather = ops.allgather
-broadcast = ops.broadcast
-reducescatter = ops.reducescatter
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:

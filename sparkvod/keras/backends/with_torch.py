@@ -7,25 +7,23 @@ from contextlib import nullcontext
 from typing import Any
 
 import keras
-import torch
 
 from sparkvod.core import basics
 from sparkvod.core.gradients import GradientPlan
-from sparkvod.core.ops import Average, check_root, set_id
+from sparkvod.core.ops import check_root, set_id
 from sparkvod.core.process_sets import ProcessSet
-from sparkvod.torch import Compression, ops, scatter
+from sparkvod.keras.backends import torch_ops
+from sparkvod.keras.backends import torch_ops as collectives
+from sparkvod.torch import Compression, ops
 
 __all__ = [
     "COMPILES",
     "Compression",
-    "allgather",
-    "allreduce",
-    "broadcast",
     "broadcast_variables",
+    "collectives",
     "cond",
     "own_errors",
     "reducer",
-    "reducescatter",
 ]
 
 #: Whether a compiled step can hold a collective.
@@ -35,36 +33,14 @@ COMPILES = False
 own_errors = nullcontext
 
 
-def _tensor(value: Any) -> Any:
-    value = getattr(value, "value", value)
-    return value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-
-
-def allreduce(value: Any, **arguments: Any) -> Any:
-    """Returns the value reduced over the ranks."""
-    return ops.allreduce(_tensor(value), **arguments)
-
-
-def allgather(value: Any, name: str | None = None) -> Any:
-    """Returns the ranks' values, one behind the other."""
-    return ops.allgather(_tensor(value), name)
-
-
-def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Returns the root's value."""
-    return ops.broadcast(_tensor(value), root_rank, name)
-
-
-def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Returns this rank's rows of the reduced value."""
-    return scatter.reducescatter(_tensor(value), name, op=op)
-
-
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     """Overwrites Keras's variables with the root's values."""
     check_root(root_rank, basics.size())
     started = [
-        (variable, ops.broadcast_async(_tensor(variable).detach(), root_rank, f"broadcast.variable.{number}"))
+        (
+            variable,
+            ops.broadcast_async(torch_ops.tensor_of(variable).detach(), root_rank, f"broadcast.variable.{number}"),
+        )
         for number, variable in enumerate(variables)
     ]
     for variable, handle in started:
