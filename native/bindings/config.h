@@ -31,6 +31,7 @@ inline Config ConfigFrom(const pybind11::dict& dict) {
   take("staging_bytes", &config.staging_bytes);
   take("allreduce_algorithm", &config.allreduce_algorithm);
   take("broadcast_algorithm", &config.broadcast_algorithm);
+  take("tcp_streams", &config.tcp_streams);
   take("link_gbits", &config.link_gbits);
   take("arena_bytes", &config.arena_bytes);
   if (!left.empty())

@@ -63,6 +63,7 @@ Result CheckAgreement(int rank, const std::vector<Endpoint>& endpoints) {
     } shared[] = {{"SPARKVOD_STAGING_BYTES", Text(a.staging_bytes), Text(b.staging_bytes)},
                   {"SPARKVOD_FUSION_THRESHOLD", Text(a.fusion_threshold), Text(b.fusion_threshold)},
                   {"SPARKVOD_CACHE_CAPACITY", Text(a.cache_capacity), Text(b.cache_capacity)},
+                  {"SPARKVOD_TCP_STREAMS", Text(a.tcp_streams), Text(b.tcp_streams)},
                   {"SPARKVOD_ALLREDUCE_ALGORITHM", a.allreduce_algorithm, b.allreduce_algorithm},
                   {"SPARKVOD_BROADCAST_ALGORITHM", a.broadcast_algorithm, b.broadcast_algorithm},
                   {"SPARKVOD_LINK_GBITS", Text(a.link_gbits), Text(b.link_gbits)}};
@@ -219,7 +220,7 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
       // The smallest heap of a host's ranks serves all, so that geometries agree.
       geometry.heap_bytes = std::min(geometry.heap_bytes, static_cast<size_t>(e.arena_bytes));
     } else {
-      connector.Want(r, Purpose::kData);
+      for (int s = 0; s < config_.tcp_streams; ++s) connector.Want(r, DataStream(s));
       connector.Want(r, Purpose::kLink);
     }
   }
@@ -264,9 +265,14 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
     if (r == rank) continue;
     Peer& peer = world->peers[static_cast<size_t>(r)];
     if (peer.channel == nullptr) {
-      auto channel = std::make_unique<TcpChannel>(connector.Take(r, Purpose::kData));
-      SPARKVOD_TRY(world->idle.Watch(channel->fd(), Poller::Kind::kIncoming));
-      SPARKVOD_TRY(world->driver.Watch(channel->fd(), Poller::Kind::kStream));
+      std::vector<Fd> streams;
+      for (int s = 0; s < config_.tcp_streams; ++s)
+        streams.push_back(connector.Take(r, DataStream(s)));
+      auto channel = std::make_unique<TcpChannel>(std::move(streams));
+      for (const Fd& stream : channel->streams()) {
+        SPARKVOD_TRY(world->idle.Watch(stream.get(), Poller::Kind::kIncoming));
+        SPARKVOD_TRY(world->driver.Watch(stream.get(), Poller::Kind::kStream));
+      }
       peer.channel = std::move(channel);
       peer.link = std::make_unique<TcpLink>(connector.Take(r, Purpose::kLink));
     }

@@ -41,6 +41,7 @@ std::string Endpoint::Encode() const {
   w.Put(arena_bytes);
   w.Put(fusion_threshold);
   w.Put(cache_capacity);
+  w.Put(tcp_streams);
   w.Put(link_gbits);
   w.Put(static_cast<uint32_t>(addresses.size()));
   for (const std::string& a : addresses) w.PutString(a);
@@ -64,6 +65,7 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
   out->arena_bytes = r.Get<uint64_t>();
   out->fusion_threshold = r.Get<uint64_t>();
   out->cache_capacity = r.Get<uint64_t>();
+  out->tcp_streams = r.Get<uint64_t>();
   out->link_gbits = r.Get<double>();
   const size_t count = r.GetCount(sizeof(uint32_t));
   for (size_t i = 0; i < count; ++i) out->addresses.push_back(r.GetString(kAddressLimit));
@@ -95,6 +97,7 @@ Endpoint Endpoint::OfThisProcess(const Config& config) {
   e.transport = config.transport;
   e.allreduce_algorithm = config.allreduce_algorithm;
   e.broadcast_algorithm = config.broadcast_algorithm;
+  e.tcp_streams = static_cast<uint64_t>(config.tcp_streams);
   e.link_gbits = config.link_gbits;
   e.fusion_threshold = static_cast<uint64_t>(config.fusion_threshold);
   e.cache_capacity = static_cast<uint64_t>(config.cache_capacity);

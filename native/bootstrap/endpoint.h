@@ -24,6 +24,7 @@ struct Endpoint {
   uint64_t arena_bytes = 0;
   uint64_t fusion_threshold = 0;
   uint64_t cache_capacity = 0;
+  uint64_t tcp_streams = 1;
   double link_gbits = 0;
 
   std::string Encode() const;

@@ -17,7 +17,12 @@
 namespace sparkvod {
 
 // What a connection is for.
-enum class Purpose : uint8_t { kShared = 0, kData = 1, kLink = 2 };
+enum class Purpose : uint8_t { kShared = 0, kData = 1, kLink = 2, kMoreData = 3 };
+// The stream of that number of a pair's.
+constexpr Purpose DataStream(int number) {
+  return number == 0 ? Purpose::kData
+                     : static_cast<Purpose>(static_cast<int>(Purpose::kMoreData) + number - 1);
+}
 
 struct Hello {
   int32_t from = -1;

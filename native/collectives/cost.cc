@@ -28,6 +28,7 @@ constexpr Named kTable[] = {
 constexpr uint64_t kNs = 1000, kUs = 1000000;        // ps
 constexpr uint64_t kCombinePs = 100;                 // γ: a byte that is combined with another
 constexpr uint64_t kCopyPs = 50;                     // a byte that is copied in memory
+constexpr uint64_t kAsidePs = 200;                   // a byte that arrives in fresh memory first
 constexpr uint64_t kMeetPs = 3 * kUs;                // all ranks of a host wait for each other
 constexpr uint64_t kTcpNs = 8000, kSharedNs = 6000;  // of CPU, to send and receive a message
 constexpr uint64_t kSharedBetaPs = 250;              // a byte through a ring in shared memory
@@ -65,7 +66,9 @@ Result Find(const char* knob, const std::string& word, bool Named::* serves, Alg
 uint64_t MessagesCost(Algorithm algorithm, uint64_t bytes, const Layout& layout,
                       const LinkCost& link) {
   const auto n = static_cast<uint64_t>(layout.ranks);
-  const uint64_t alpha = link.alpha_ns * kNs, beta = link.beta_ps;
+  const uint64_t alpha = link.alpha_ns * kNs;
+  // Within a host a byte goes no faster, however fast the network is.
+  const uint64_t beta = layout.per_host > 1 ? std::max(link.beta_ps, kSharedBetaPs) : link.beta_ps;
   if (algorithm == Algorithm::kRing)
     return (n - 1) * (2 * alpha + PerRank(bytes, n) * (2 * beta + kCombinePs));
   if (algorithm == Algorithm::kTree)
@@ -78,7 +81,8 @@ uint64_t MessagesCost(Algorithm algorithm, uint64_t bytes, const Layout& layout,
     const bool crosses = layout.hosts > 1 && (1 << step) >= layout.per_host;
     const auto load = static_cast<uint64_t>(crosses ? std::min(layout.per_host, kMostPerHost) : 1);
     const uint64_t moved = halves ? PerRank(bytes, uint64_t{2} << step) : bytes;
-    cost += (halves ? 2 : 1) * (alpha + moved * load * WithPairs(beta)) + moved * kCombinePs;
+    cost += (halves ? 2 : 1) * (alpha + moved * load * WithPairs(beta)) +
+            moved * (kCombinePs + (halves ? 0 : kAsidePs));
   }
   if ((uint64_t{1} << steps) < n) cost += 2 * (alpha + bytes * beta) + bytes * kCombinePs;
   return cost;

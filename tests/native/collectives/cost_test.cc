@@ -29,7 +29,8 @@ TEST(CostsChooseByBytesRanksAndHosts) {
   constexpr uint64_t kMiB = 1 << 20;
   for (uint64_t bytes : {uint64_t{4}, uint64_t{64 << 10}, kMiB, 64 * kMiB, uint64_t{1} << 40}) {
     EXPECT_EQ(Allreduce(bytes, kOneHost, 0), "direct");
-    EXPECT_EQ(Allreduce(bytes, kTwoHosts), "hierarchical");
+    for (double gbits : {1.0, 10.0, 100.0})
+      EXPECT_EQ(Allreduce(bytes, kTwoHosts, 100, gbits), "hierarchical");
   }
   for (int ranks : {2, 3, 4, 8, 13, 64}) {
     EXPECT_EQ(Allreduce(4, Flat(ranks)), "doubling");

@@ -91,6 +91,22 @@ TEST(AlgorithmsThatAreAskedForCarryAcrossHosts) {
   }
 }
 
+// Between the same ranks over several streams at once.
+TEST(AlgorithmsRunOverSeveralStreams) {
+  WorldOptions options = Asking("auto", "auto");
+  options.config.tcp_streams = 4;
+  RunWorld(
+      kTcp, 3,
+      [](Engine& engine, int rank) {
+        CheckCollectives(engine);
+        std::vector<float> data(3 << 20, static_cast<float>(rank));
+        const Request sum = AllreduceOf("large", DType::kFloat32, {3 << 20});
+        EXPECT_EQ(Run(engine, sum, {{data.data(), data.data(), data.size()}}).Report(), "ok");
+        EXPECT(data == std::vector<float>(data.size(), 3.0f));
+      },
+      options);
+}
+
 TEST(AlgorithmsThatThereAreNotAreRefused) {
   Config config = TestConfig();
   config.allreduce_algorithm = "rings";

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "native/base/clock.h"
+#include "native/transport/tcp/tcp_channel.h"
 #include "tests/native/check.h"
 #include "tests/native/transport/worlds.h"
 
@@ -76,6 +77,38 @@ TEST(TransportMovesBytesCompleteAndInOrder) {
       }
     });
   }
+}
+
+// Blocks that go over several connections in turn: bytes of any number, a word that begins at the
+// end of one block and ends in the next, and wakes by whichever connection it is.
+TEST(TransportOverSeveralStreamsKeepsTheOrder) {
+  check::RunThreads(2, [](int rank, Board& board) {
+    Config config = ConfigOf({"tcp", "tcp", false});
+    config.tcp_streams = 3;
+    const std::unique_ptr<World> world = Join(config, rank, board);
+    if (world == nullptr) return;
+    const int peer = 1 - rank;
+    Channel& channel = *world->peers[static_cast<size_t>(peer)].channel;
+    for (size_t bytes : {TcpChannel::kBlockBytes - 2, size_t{5}, size_t{5} << 20, size_t{1}}) {
+      std::string in(bytes, '\0');
+      if (bytes == 5) {
+        size_t n = 0;
+        EXPECT(channel.TrySend(Pattern(bytes, rank).data(), bytes, &n).ok());
+        EXPECT_EQ(n, bytes);
+        for (n = 0; n < bytes;) {
+          EXPECT(channel.Peek(in.data(), bytes, &n).ok());
+          if (n < bytes) SleepForNews(*world);
+        }
+        EXPECT(in == Pattern(bytes, peer));
+        EXPECT(channel.TryRecv(in.data(), bytes, &n).ok());
+        EXPECT_EQ(n, bytes);
+        continue;
+      }
+      Exchange(*world, peer, Pattern(bytes, rank), peer, &in, static_cast<uint32_t>(rank + 1));
+      EXPECT(in == Pattern(bytes, peer));
+    }
+    board.Barrier(rank);
+  });
 }
 
 TEST(TransportNeverBlocks) {
