@@ -16,7 +16,6 @@ from sparkvod.errors import WorkerError
 from tests.launch.worlds import free_port
 
 pytest.importorskip("sparkvod._native", reason="the engine is not built")
-pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("no_leaks")]
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,9 +35,8 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6 lo
 def listen_and_sum() -> tuple[list[tuple[str, int]], list[str], float]:
     """Returns where this rank listened, the addresses of its connections in the end, and the sum of all ranks."""
     import psutil
-    import torch
 
-    import sparkvod.torch as hvd
+    from sparkvod.core import basics, objects
     from sparkvod.launch import context
 
     world = context.current()
@@ -52,12 +50,12 @@ def listen_and_sum() -> tuple[list[tuple[str, int]], list[str], float]:
         return gather(data)
 
     object.__setattr__(world, "allgather", look)
-    hvd.init()
-    total = float(hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum)[0])
+    basics.init()
+    total = sum(objects.allgather_object(basics.rank() + 1.0))
     connections = psutil.Process().net_connections("tcp")
     used = sorted({c.raddr.ip for c in connections if c.status == psutil.CONN_ESTABLISHED})
     left = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
-    hvd.barrier()  # nobody leaves before everybody has looked
+    objects.allgather_object(None)  # nobody leaves before everybody has looked
     assert not left, f"ports stay open: {left}"
     return listening, used, total
 
@@ -130,10 +128,9 @@ def test_what_cannot_be_listened_on(knobs: dict[str, str], said: str) -> None:
 
 
 SCRIPT = """
-import torch
-import sparkvod.torch as hvd
-hvd.init()
-print(hvd.rank(), hvd.size(), float(hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum)[0]))
+from sparkvod.core import basics, objects
+basics.init()
+print(basics.rank(), basics.size(), sum(objects.allgather_object(basics.rank() + 1.0)))
 """
 
 

@@ -20,7 +20,6 @@ from sparkvod.launch.spark import SparkLauncher
 from tests.launch.worlds import free_port
 
 pytest.importorskip("sparkvod._native", reason="the engine is not built")
-pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("no_leaks")]
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,31 +33,27 @@ def launcher(request: pytest.FixtureRequest) -> Launcher:
 
 
 def summed(times: int = 1) -> list[float]:
-    import torch
-
-    import sparkvod.torch as hvd
+    from sparkvod.core import basics, objects  # no framework, whose import takes each rank seconds
 
     results = []
     for _ in range(times):
-        hvd.init()
-        results.append(float(hvd.allreduce(torch.tensor([float(hvd.rank() + 1)]), op=hvd.Sum)[0]))
-        hvd.shutdown()
+        basics.init()
+        results.append(sum(objects.allgather_object(basics.rank() + 1.0)))
+        basics.shutdown()
     return results
 
 
 def fails_in_mid_collective(how: str) -> None:
-    import torch
+    from sparkvod.core import basics, objects
 
-    import sparkvod.torch as hvd
-
-    hvd.init()
-    hvd.allreduce(torch.ones(1000), name="first")
-    if hvd.rank() == 1:
+    basics.init()
+    objects.allgather_object("first")
+    if basics.rank() == 1:
         time.sleep(0.3)
         if how == "raise":
             raise ValueError("in mid-epoch", time.time())
         os.kill(os.getpid(), signal.SIGKILL)
-    hvd.allreduce(torch.ones(1000), name="second")
+    objects.allgather_object("second")
 
 
 def engine_descriptors() -> list[str]:
@@ -93,7 +88,16 @@ def test_a_rank_that_is_killed_in_mid_epoch_is_the_error(launcher: Launcher) -> 
     assert launcher.run(summed) == [[3.0]] * 2
 
 
-SCRIPT = textwrap.dedent(
+SCRIPT = """
+from sparkvod.core import basics, objects
+basics.init()
+total = sum(objects.allgather_object(basics.rank() + 1.0))
+print(f"rank {basics.rank()} of {basics.size()} has {total}\\n", end="")
+basics.shutdown()
+basics.init()
+assert sum(objects.allgather_object(1)) == basics.size()
+"""
+TORCH_SCRIPT = textwrap.dedent(
     """
     import torch
     import sparkvod.torch as hvd
@@ -140,8 +144,9 @@ def test_a_script_that_anybody_starts(size: int, tmp_path: Path) -> None:
 
 
 def test_a_script_that_torchrun_starts(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(TORCH_SCRIPT)
     done = subprocess.run(
         [
             sys.executable,
