@@ -6,6 +6,7 @@ what fsspec's clients cache of them longer.
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from contextlib import suppress
@@ -29,6 +30,15 @@ _OLD = ".replaced"
 def failures(fs: AbstractFileSystem) -> tuple[type[Exception], ...]:
     """Returns what is raised when a file system fails: clients of remote ones have errors of their own."""
     return (OSError,) if isinstance(fs, LocalFileSystem) else (Exception,)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Returns whether a write failed because there is no room left, on the disk or in a quota."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def read(fs: AbstractFileSystem, path: str) -> bytes:

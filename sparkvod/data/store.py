@@ -366,6 +366,12 @@ class FilesystemStore(Store):
             raise self._unwritable(probe, error) from error
 
     def _unwritable(self, path: str, error: Exception) -> StoreError:
+        if files.is_full(error):
+            return StoreError(
+                f"the store path {self.get_full_path(path)!r} cannot be written ({type(error).__name__}: {error}): its "
+                "disk is full, or its owner's quota used up; free some room, such as old runs and "
+                "intermediate_train_data under the store, or pass another to Store.create()"
+            )
         return StoreError(
             f"the store path {self.get_full_path(path)!r} cannot be written ({type(error).__name__}: {error}), a "
             "directory that "

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparkvod.core.compression import check_compressor
+from sparkvod.estimators.callbacks import Callback
 from sparkvod.estimators.columns import numpy_dtype
 
 Check = Callable[[Any], Any]
@@ -39,8 +40,9 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, (bool, np.bool_))
 
 
-def integer(minimum: int) -> Check:
-    """Returns a check for whole numbers of at least ``minimum``."""
+def integer(minimum: int, bits: int | None = None) -> Check:
+    """Returns a check for whole numbers of at least ``minimum``, and below ``2**bits`` if that is given."""
+    expected = f"a whole number of at least {minimum}" + (f" and below 2**{bits}" if bits else "") + " was expected"
 
     def check(value: Any) -> int:
         if isinstance(value, int) and not _is_bool(value):
@@ -48,9 +50,9 @@ def integer(minimum: int) -> Check:
         elif not _is_bool(value) and isinstance(value, abstract_numbers.Real) and float(value).is_integer():
             number = int(float(value))
         else:
-            raise TypeError(f"a whole number of at least {minimum} was expected")
-        if number < minimum:
-            raise ValueError(f"a whole number of at least {minimum} was expected")
+            raise TypeError(expected)
+        if number < minimum or (bits is not None and number >= 1 << bits):
+            raise ValueError(expected)
         return number
 
     return check
@@ -164,7 +166,27 @@ def groups(value: Any) -> list[Any]:
     """Takes a list of functions, or of lists of them."""
     if callable(value):
         raise TypeError("a list of functions was expected; write metrics=[f]")
-    return a_list(value)
+    value = a_list(value)
+    for group in value:
+        if not all(callable(f) for f in (group if isinstance(group, (list, tuple)) else [group])):
+            raise TypeError("functions f(output, label), or lists of them with one per label, were expected")
+    return value
+
+
+def callbacks(value: Any) -> list[Any]:
+    """Takes a list of callbacks: objects with the methods of :class:`~sparkvod.estimators.callbacks.Callback`."""
+    hooks = [name for name in vars(Callback) if name[0] != "_"]
+    value = a_list(value)
+    for item in value:
+        if isinstance(item, type):
+            raise TypeError(f"instances were expected, not classes; write {item.__name__}()")
+        missing = [name for name in hooks if not callable(getattr(item, name, None))]
+        if missing:
+            raise TypeError(
+                f"objects of subclasses of sparkvod.estimators.Callback were expected, a {type(item).__name__} has no "
+                f"{missing[0]}()"
+            )
+    return value
 
 
 def numbers_or_dict(value: Any) -> Any:

@@ -200,11 +200,11 @@ ESTIMATOR: tuple[Entry, ...] = (
     Entry(
         "random_seed",
         None,
-        checks.integer(0),
+        checks.integer(0, bits=63),
         "seed of shuffling, of a split by fraction and of the framework (plus the rank); drawn when not given",
     ),
     Entry("shuffle", True, checks.boolean, "show rows in another order each epoch"),
-    Entry("callbacks", [], checks.a_list, "Callback objects that run on each rank", _MODULES),
+    Entry("callbacks", [], checks.callbacks, "Callback objects that run on each rank", _MODULES),
     Entry(
         "callbacks",
         [],

@@ -9,8 +9,8 @@ import pytest
 from pyspark.ml.param import Param
 from pyspark.ml.tuning import ParamGridBuilder
 
+from sparkvod.estimators import Callback, table
 from sparkvod.estimators import params as params_module
-from sparkvod.estimators import table
 from sparkvod.estimators.params import TableParams
 
 
@@ -84,6 +84,13 @@ def test_values_are_set_by_keyword_setter_and_set_params():
         ({"run_id": ".."}, ValueError, "without slashes"),
         ({"run_id": "../other"}, ValueError, "without slashes"),
         ({"input_dtypes": ["int65"]}, TypeError, "int65"),
+        ({"random_seed": 2**70}, ValueError, r"random_seed=1180.* at least 0 and below 2\*\*63 was expected"),
+        ({"random_seed": -1}, ValueError, "at least 0"),
+        ({"metrics": ["accuracy"]}, TypeError, r"metrics=\['accuracy'\] was found, functions f\(output, label\)"),
+        ({"metrics": [[abs, 3]]}, TypeError, "lists of them with one per label"),
+        ({"callbacks": [print]}, TypeError, r"subclasses of sparkvod.estimators.Callback were expected, a builtin"),
+        ({"callbacks": [Callback]}, TypeError, r"instances were expected, not classes; write Callback\(\)"),
+        ({"callbacks": Callback()}, TypeError, "a list was expected"),
     ],
 )
 def test_a_wrong_value_is_an_error_when_it_is_set(keywords, error, words):

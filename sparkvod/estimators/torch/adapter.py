@@ -19,6 +19,7 @@ from sparkvod import log
 from sparkvod.estimators import columns
 from sparkvod.estimators.adapter import Adapter
 from sparkvod.estimators.torch import checking, model_io, packing
+from sparkvod.estimators.torch.given import check_scheduler
 from sparkvod.estimators.torch.losses import Loss, LossTerm, terms_for
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ class TorchAdapter(Adapter):
         )
         schedule = self._part("lr_scheduler")
         self._scheduler = None if schedule is None else schedule(self._optimizer)
+        if schedule is not None:
+            check_scheduler(self._scheduler)
 
     @staticmethod
     def _rescale(groups: list[dict[str, Any]], factor: float) -> None:
@@ -192,7 +195,7 @@ class TorchAdapter(Adapter):
         for module in self._batch_norms if self._frozen else ():
             module.eval()
         if step is None:
-            found = model_io.outputs(self._model(*inputs))
+            found = model_io.outputs(self._forward(inputs))
             labels = model_io.fit_labels(self._loss.terms, self.task.labels, found, labels)
             self._loss(found, labels, weights).backward()
         else:
@@ -212,6 +215,13 @@ class TorchAdapter(Adapter):
             found, labels = self._transform_outputs(result, labels)
         return self._sums(found, labels, weights)
 
+    def _forward(self, inputs: list[torch.Tensor]) -> Any:
+        try:
+            return self._model(*inputs)
+        except IndexError as error:
+            hint = checking.index_hint(self._model, self.task.inputs, inputs)
+            raise IndexError(f"the model failed ({error}); {hint}") from error
+
     def _tensors(self, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
         rows = batch.rows or 1  # or a row that stands in for none
         own = {name: batch.columns[name].copy() for name in self._copied}
@@ -228,7 +238,7 @@ class TorchAdapter(Adapter):
         self._loss.counts = True
         with torch.no_grad():
             inputs, labels, weights = self._tensors(batch)
-            found, labels = self._transform_outputs(self._model(*inputs), labels)
+            found, labels = self._transform_outputs(self._forward(inputs), labels)
             self._loss(found, labels, weights)
             return self._sums(found, labels, weights)
 

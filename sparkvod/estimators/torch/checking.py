@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from sparkvod import log
 from sparkvod.errors import DataError
 from sparkvod.estimators.columns import ColumnLike, Input, Label, numpy_dtype
 from sparkvod.estimators.torch import model_io
 from sparkvod.estimators.torch.losses import LossTerm
+
+_LOG = log.get("estimators")
 
 #: Prime, so that it is no dimension of anybody's data by chance.
 _ROWS = 3
@@ -35,6 +39,7 @@ def output_tails(
     terms: Sequence[LossTerm] | None,
     tails: Sequence[tuple[int, ...] | None],
     weighted: bool,
+    metrics: Sequence[Any] = (),
 ) -> tuple[list[tuple[int, ...]], tuple[Label, ...]]:
     """Returns the outputs' shapes without the rows, and how label columns make labels.
 
@@ -45,6 +50,7 @@ def output_tails(
         terms: the losses, one per label; None when they are made on the workers.
         tails: the labels' shapes without the rows, None where none was given.
         weighted: whether there are sample weights.
+        metrics: the groups of metrics; they may be used up too.
 
     Raises:
         DataError: the model cannot take the inputs, or what it returns fits neither labels nor losses.
@@ -76,6 +82,9 @@ def output_tails(
                 "return a number per row was expected; use a torch.nn loss, or give the function a keyword `reduction`"
             )
         labels.append(_label(column, term, output, tail, default))
+        for group in metrics:
+            metric = group[len(labels) - 1] if isinstance(group, (list, tuple)) else group
+            _try_metric(metric, term, labels[-1], output, column)
     return found, tuple(labels)
 
 
@@ -133,9 +142,7 @@ def _label(
 
 
 def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> None:
-    zeros = np.zeros((_ROWS, *column.shape), column.dtype)
-    made = model_io.labels([label], {column.name: zeros}, _ROWS)
-    fitted = model_io.fit_labels([term], [label], [output], made)[0]
+    fitted = _zeros(term, label, output, column)
     with torch.enable_grad():
         leaf = output.detach().clone().requires_grad_(output.is_floating_point())
         value = copy.copy(term).loss(leaf, fitted)
@@ -147,6 +154,50 @@ def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike)
         raise ValueError("its result does not depend on the output")
     if value.requires_grad:
         value.sum().backward()
+
+
+def _zeros(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> torch.Tensor:
+    zeros = np.zeros((_ROWS, *column.shape), column.dtype)
+    made = model_io.labels([label], {column.name: zeros}, _ROWS)
+    return model_io.fit_labels([term], [label], [output], made)[0]
+
+
+def _try_metric(metric: Any, term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> None:
+    """Refuses a metric that does not make one number; one that cannot take zeros may well take data."""
+    try:
+        with torch.no_grad():
+            value = metric(output.detach(), _zeros(term, label, output, column))
+    except Exception:
+        _LOG.debug("a metric failed on rows of zeros", exc_info=True)
+        return
+    try:
+        float(value)
+    except Exception:
+        shape = f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
+        raise DataError(
+            f"a metric ({getattr(metric, '__qualname__', type(metric).__name__)}) that returned a "
+            f"{type(value).__name__}{shape} was found for label {column.name!r}, one number for the batch was "
+            "expected; return the mean over the rows"
+        ) from None
+
+
+def index_hint(model: nn.Module, inputs: Sequence[Input], tensors: Sequence[torch.Tensor]) -> str:
+    """Returns what to say of an index that is out of range: what the model was given, and what it has."""
+    given = [
+        f"{', '.join(item.columns)} with values {int(tensor.min())}..{int(tensor.max())}"
+        for item, tensor in zip(inputs, tensors, strict=True)
+        if tensor.numel() and not tensor.is_floating_point()
+    ]
+    tables = [
+        f"{name or type(module).__name__} has {module.num_embeddings} rows"
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    ]
+    return (
+        f"this batch's inputs of whole numbers are {'; '.join(given) or 'none'}, and of the model's embeddings "
+        f"{'; '.join(tables) or 'there are none'}: indices from 0 to the rows - 1 were expected; encode the column "
+        "anew, or make the embedding larger"
+    )
 
 
 def _unfit(column: ColumnLike, output: torch.Tensor, shape: Sequence[int], term: LossTerm, expected: str) -> DataError:

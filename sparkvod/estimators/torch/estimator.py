@@ -59,6 +59,8 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
         import torch
         from torch import nn
 
+        from sparkvod.estimators.torch import given
+
         model, optimizer = self.value("model"), self.value("optimizer")
         if not isinstance(model, nn.Module):
             if isinstance(model, type):
@@ -72,6 +74,9 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
                 "function of the "
                 "parameters such as functools.partial(torch.optim.Adam, lr=0.01), was expected"
             )
+        given.check_model(model)
+        if not _is_function(optimizer):
+            given.check_optimizer(optimizer)
         if self.value("loss") is None and self.value("loss_constructors") is None:
             raise ValueError(
                 "neither loss nor loss_constructors was found, one of them was expected, such as "
@@ -88,23 +93,26 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
         if weights is not None and len(weights) != len(labels):
             raise ValueError(f"loss_weights={weights} was found, one number per label ({len(labels)}) was expected")
         for group in self.value("metrics"):
-            members = group if isinstance(group, (list, tuple)) else [group]
-            if not all(callable(f) for f in members) or (
-                isinstance(group, (list, tuple)) and len(group) != len(labels)
-            ):
+            if isinstance(group, (list, tuple)) and len(group) != len(labels):
                 raise ValueError(
                     f"metrics={group!r} was found, groups that are one function, or a list of one function per label "
                     f"({len(labels)}), were expected"
                 )
 
     def _pack(self) -> bytes:
-        from sparkvod.estimators.torch import packing
+        from sparkvod.estimators.torch import given, packing
 
         model, optimizer = self.value("model"), self.value("optimizer")
         parts = {name: packing.dump_part(name, self.value(name)) for name in _PARTS}
         parts["model"] = packing.dump_model(model)
-        given = optimizer if _is_function(optimizer) else packing.detach(optimizer, model)
-        parts["optimizer"] = packing.dump_part("optimizer", given)
+        sent = optimizer if _is_function(optimizer) else packing.detach(optimizer, model)
+        parts["optimizer"] = packing.dump_part("optimizer", sent)
+        schedule = self.value("lr_scheduler")
+        if schedule is not None or _is_function(optimizer):  # what they make, of copies, as the ranks will
+            copied, sent = packing.load_model(parts["model"]), pickle.loads(parts["optimizer"])
+            made = sent.attach(copied) if not _is_function(optimizer) else given.make_optimizer(sent, copied)
+            if schedule is not None:
+                given.try_scheduler(pickle.loads(parts["lr_scheduler"]), made)
         return pickle.dumps(parts)
 
     def _plan(self, payload: bytes, features: Sequence[Any], labels: Sequence[Any]) -> Plan:
@@ -118,7 +126,8 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
         tails = columns.label_tails(labels, self.value("label_shapes"))
         terms = None if self.value("loss") is None else terms_for(self.value("loss"), len(labels))
         weighted = self.value("sample_weight_col") is not None
-        outputs, planned = checking.output_tails(model, inputs, labels, terms, tails, weighted)
+        metrics = pickle.loads(pickle.loads(payload)["metrics"])
+        outputs, planned = checking.output_tails(model, inputs, labels, terms, tails, weighted, metrics)
         return Plan(inputs, planned, outputs)
 
     def _takes(self, plan: Plan) -> Sequence[values.Takes | None]:

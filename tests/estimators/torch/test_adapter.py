@@ -57,6 +57,13 @@ def fit(store: Any, model: Any, ranks: int = 1, optimizer: Any = None, **params:
     return TorchEstimator(**{**defaults, **place, **params}).fit_on_parquet()
 
 
+def test_an_index_out_of_range_is_told_with_what_there_was(store: Any) -> None:
+    model = nn.Sequential(nn.Embedding(2, 3), nn.Flatten(), nn.Linear(3, 1))
+    words = r"index out of range.* whole numbers are c with values 0..2, .*embeddings 0 has 2 rows: indices from 0"
+    with pytest.raises(IndexError, match=words):
+        fit(store, model, feature_cols=["c"], input_dtypes=["int64"], epochs=1)
+
+
 def flat(model: Any) -> Any:
     return torch.cat([value.detach().double().ravel() for value in model.state_dict().values()])
 

@@ -61,6 +61,14 @@ class Named(nn.Linear):
         return {"y": super().forward(x)}
 
 
+def frozen() -> Any:
+    return nn.Linear(4, 1).requires_grad_(False)
+
+
+def embedding(**options: Any) -> Any:
+    return nn.Sequential(nn.Embedding(5, 3, **options), nn.Flatten(), nn.Linear(12, 1))
+
+
 def stranger() -> Any:
     return torch.optim.SGD(nn.Linear(9, 9).parameters(), lr=0.1)
 
@@ -83,6 +91,15 @@ def stranger() -> Any:
         ({"model": Unpicklable()}, TypeError, "model of class Unpicklable cannot be pickled"),
         ({"loss": Unpicklable()}, TypeError, "loss cannot be pickled"),
         ({"metrics": [threading.Lock().acquire]}, TypeError, "metrics cannot be pickled"),
+        ({"model": frozen()}, ValueError, "2 parameters, all of them with requires_grad=False, was found"),
+        ({"model": nn.LazyLinear(1)}, ValueError, r"no shape yet was found \(weight, bias\).* call it once"),
+        ({"model": embedding(sparse=True)}, ValueError, r"sparse=True were found \(0\).* with sparse=False"),
+        ({"optimizer": torch.optim.LBFGS}, ValueError, "LBFGS was found, whose step.. needs a closure"),
+        ({"optimizer": lambda p: None}, ValueError, "an optimizer function that returned None was found"),
+        ({"optimizer": lambda: 0}, ValueError, "the optimizer function failed on the driver .TypeError"),
+        ({"lr_scheduler": lambda optimizer: None}, ValueError, "an lr_scheduler function that returned None was found"),
+        ({"lr_scheduler": lambda o: o.nothing}, ValueError, "the lr_scheduler function failed .AttributeError"),
+        ({"metrics": [lambda o, y: o]}, DataError, r"a metric .* a Tensor of shape \[3, 1\] was found for label 'y'"),
         # columns
         ({"feature_cols": ["x0", "x7"]}, DataError, "no column 'x7' in the DataFrame.*x0, x1, x2, row"),
         ({"label_cols": ["Y"]}, DataError, "no column 'Y' in the DataFrame"),
@@ -133,6 +150,29 @@ def test_values(df: Any, tmp_path: Path, expression: str, words: str) -> None:
     with pytest.raises(DataError, match=words):
         make(store=str(tmp_path)).fit(df.selectExpr(*others, expression))
     assert not list(tmp_path.glob("**/*.parquet"))
+
+
+def test_what_a_given_optimizer_trains() -> None:
+    from sparkvod.estimators.torch import given
+
+    model = nn.Linear(4, 1)
+    with pytest.raises(ValueError, match="a model with no parameters was found"):
+        given.check_model(nn.Flatten(0))
+    with pytest.raises(ValueError, match="LBFGS was found, whose step"):
+        given.check_optimizer(torch.optim.LBFGS(model.parameters()))
+    model.bias.requires_grad_(False)
+    given.check_model(model)
+    with pytest.raises(ValueError, match=r"an optimizer \(SGD\) over parameters that all have requires_grad=False"):
+        given.check_optimizer(torch.optim.SGD([model.bias], lr=0.1))
+    for optimizer in (torch.optim.SGD, torch.optim.Adam, torch.optim.SparseAdam, torch.optim.Rprop):
+        given.check_optimizer(optimizer(model.parameters()))
+
+    def asks_the_world(optimizer: Any) -> Any:
+        import sparkvod.torch as hvd
+
+        return torch.optim.lr_scheduler.StepLR(optimizer, hvd.size())
+
+    given.try_scheduler(asks_the_world, torch.optim.SGD(model.parameters()))  # only the ranks can say
 
 
 def test_no_model(df: Any) -> None:
