@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import time
 from typing import Any
 
 import pytest
@@ -167,6 +168,45 @@ def check_less_travels() -> None:
     assert travelled["powersgd"] < 0.03 * whole  # 2 * (256 + 128) of 32768 elements
     assert travelled["powersgd_fp16"] < 0.02 * whole
     assert travelled["powersgd_later"] >= whole
+
+
+def check_it_travels_while_the_backward_pass_goes_on() -> None:
+    import sparkvod.torch as hvd
+
+    if hvd.size() == 1:
+        return
+
+    def calls() -> int:
+        return sum(each["calls"] for each in hvd.stats()["collectives"].values())
+
+    class Late(torch.autograd.Function):
+        """Lets the backward pass go on when something was exchanged."""
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            deadline = time.monotonic() + 10
+            while calls() == began and time.monotonic() < deadline:
+                time.sleep(0.01)
+            exchanged.append(calls() > began)
+            return grad
+
+    for kind in ("topk", "powersgd"):
+        first, last = nn.Linear(32, 32), nn.Linear(32, 32)
+        optimizer = wrapped(nn.Sequential(first, last), made(kind))
+        exchanged: list[bool] = []
+        began = -1  # in the first step nothing is sent before the ranks have agreed
+        for number in range(2):
+            optimizer.zero_grad()
+            loss = last(Late.apply(first(torch.ones(1, 32)))).sum()
+            hvd.barrier()
+            began = calls() if number else -1
+            loss.backward()
+            optimizer.step()
+        assert exchanged == [True, True]
 
 
 def check_gradients_that_ranks_do_not_have() -> None:
