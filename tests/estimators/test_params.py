@@ -91,7 +91,7 @@ def test_values_are_set_by_keyword_setter_and_set_params():
         ({"callbacks": [print]}, TypeError, r"subclasses of sparkvod.estimators.Callback were expected, a builtin"),
         ({"callbacks": [Callback]}, TypeError, r"instances were expected, not classes; write Callback\(\)"),
         ({"callbacks": Callback()}, TypeError, "a list was expected"),
-        ({"gradient_compression": 5}, TypeError, r"gradient_compression=5 was found, a member of Compression was expected"),
+        ({"gradient_compression": 5}, TypeError, "gradient_compression=5 was found, a member"),
     ],
 )
 def test_a_wrong_value_is_an_error_when_it_is_set(keywords, error, words):
