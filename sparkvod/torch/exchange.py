@@ -18,7 +18,9 @@ from sparkvod.core.compression import only_casts, split
 from sparkvod.core.gradients import scales
 from sparkvod.core.objects import any_rank
 from sparkvod.core.process_sets import ProcessSet, global_process_set
-from sparkvod.torch.gradients import BucketGradients, CompressedGradients, Gradients, Kept, Reduction, refuse_changed
+from sparkvod.torch.bucketed import BucketGradients
+from sparkvod.torch.compressed import CompressedGradients
+from sparkvod.torch.gradients import Gradients, Kept, Reduction, refuse_changed
 from sparkvod.torch.lossy import LossyGradients
 from sparkvod.torch.parts import Parts
 
