@@ -46,6 +46,12 @@ TORCH_ESTIMATOR = "from sparkvod.estimators import TorchEstimator"
             TORCH_ESTIMATOR,
             "pyspark, numpy, pyarrow were not found, which {e} needs; {}[spark]'",
         ),
+        (
+            ["keras"],
+            TORCH_ESTIMATOR.replace("Torch", "Keras"),
+            "keras was not found, which sparkvod.estimators.KerasEstimator needs; {}[keras]'",
+        ),
+        (["keras", "tensorflow"], "import sparkvod.estimators; sparkvod.estimators.TorchEstimator", ""),
         (["pyarrow"], "import sparkvod.data", "pyarrow was not found, which sparkvod.data needs; {}[spark]'"),
         (["fsspec"], "from sparkvod.data import Store", "fsspec was not found, which sparkvod.data needs; {}[spark]'"),
         (["torch", "pyspark", "numpy", "pyarrow", "fsspec"], "import sparkvod, sparkvod.launch.local", ""),

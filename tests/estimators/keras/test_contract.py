@@ -13,7 +13,16 @@ keras = pytest.importorskip("keras", reason="the Keras estimator needs keras")
 pytest.importorskip(keras.backend.backend(), reason="Keras needs its backend")
 
 
+#: What is the core's and TorchEstimator's run shows as well, or another choice of the same.
+WITH_FULL = ("ranks_trains_to_the_same_weights[sgd]", "same_bits[None]", "not_go_on", "takes_params_and_lists")
+
+
 class TestKerasEstimator(EstimatorContract):
+    @pytest.fixture(autouse=True)
+    def choice(self, request: pytest.FixtureRequest, full: bool) -> None:
+        if not full and any(part in request.node.name for part in WITH_FULL):
+            pytest.skip("with --full")
+
     def estimator(self, optimizer: str = "sgd", random_layer: bool = False, **params: Any) -> Any:
         from sparkvod.estimators import KerasEstimator
 
