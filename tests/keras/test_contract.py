@@ -65,7 +65,7 @@ def _on_jax() -> FrontEnd:
 
 FRONT_ENDS = {"tensorflow": _on_tensorflow, "torch": _on_torch, "jax": _on_jax}
 # The others run with --full.
-USUAL = {("torch", 2), ("jax", 3)}
+USUAL = {("jax", 2)}
 SUITES: dict[str, Suite] = {}
 
 

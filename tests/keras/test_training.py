@@ -222,7 +222,7 @@ SUITES = {
     for backend in ("tensorflow", "torch", "jax")
 }
 # The others run with --full.
-USUAL = {("tensorflow", 2), ("torch", 3), ("jax", 1), ("jax", 3)}
+USUAL = {("tensorflow", 2), ("torch", 2), ("jax", 3)}
 
 
 @pytest.mark.timeout(220)
