@@ -141,6 +141,14 @@ KNOBS: dict[str, Knob] = {
             ("auto", "direct", "chain", "tree"),
         ),
         Knob(
+            "tcp_streams",
+            1,
+            "TCP connections over which the bytes between two ranks go, where one does not fill the link",
+            True,
+            minimum=1,
+            maximum=64,
+        ),
+        Knob(
             "link_gbits",
             10.0,
             "10^9 bits per second of a host's network link, by which algorithms are chosen",

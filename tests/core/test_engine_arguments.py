@@ -40,6 +40,7 @@ MUST_AGREE: dict[str, tuple[int | float | str, int | float | str]] = {
     "allreduce_algorithm": ("auto", "halving-doubling"),
     "broadcast_algorithm": ("tree", "chain"),
     "link_gbits": (10, 2.5),
+    "tcp_streams": (1, 4),
 }
 
 
