@@ -138,9 +138,9 @@ class KerasAdapter(Adapter):
         passes = self.task.backward_passes_per_step
         inputs, found, weights = self._arrays(batch)
         factors = self._loop.factors(normalisers) if batch.rows else np.zeros(len(normalisers), np.float32)
-        sums = self._steps.train(
-            inputs, found, _single(weights), factors, batch.rows / batch.global_rows, last or (step + 1) % passes == 0
-        )
+        share, apply = batch.rows / batch.global_rows, last or (step + 1) % passes == 0
+        with hvd.own_errors():  # by which the driver tells a lost rank from one that raised
+            sums = self._steps.train(inputs, found, _single(weights), factors, share, apply)
         if not batch.rows:
             return np.zeros(self.sums_size)
         return self._loop.vector(sums, self._normalisers(found, weights), batch.rows)

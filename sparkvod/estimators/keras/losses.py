@@ -48,15 +48,14 @@ class LossTerm:
         self._dtype = loss.dtype if is_object else None
 
     def values(self, label: Any, output: Any) -> Any:
-        """Returns what the loss says: one number, or numbers ``[rows, ...]``."""
-        dtype = self._dtype or (keras.backend.floatx() if self.is_known or _is_half(output) else None)
-        if dtype is not None:
-            mask = getattr(output, "_keras_mask", None)
-            output = ops.convert_to_tensor(output, dtype=dtype)
-            if mask is not None:
-                output._keras_mask = mask
-            if self._dtype is not None:
-                label = ops.convert_to_tensor(label, dtype=dtype)
+        """Returns what the loss says of both in its dtype, as Keras has it: one number, or numbers ``[rows, ...]``."""
+        dtype = self._dtype or keras.backend.floatx()
+        mask = getattr(output, "_keras_mask", None)
+        output = ops.convert_to_tensor(output, dtype=dtype)
+        if mask is not None:
+            output._keras_mask = mask
+        if not self.takes_classes:
+            label = ops.convert_to_tensor(label, dtype=dtype)
         return self._values(label, output)
 
     def normaliser(self, label: np.ndarray, weights: np.ndarray | None) -> float:
@@ -85,10 +84,6 @@ class LossTerm:
         if not axes:
             return values
         return ops.mean(values, axis=axes) if self.divides else ops.sum(values, axis=axes)
-
-
-def _is_half(output: Any) -> bool:
-    return keras.backend.standardize_dtype(output.dtype) in ("float16", "bfloat16")
 
 
 def by_label(value: Any, labels: Sequence[str], outputs: Sequence[str], what: str) -> list[Any]:
