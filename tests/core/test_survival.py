@@ -199,7 +199,7 @@ def _reduce_under_limits(rank_with_limit: int) -> tuple[list[str], float]:
 @pytest.mark.timeout(60)
 def test_without_shared_memory_it_is_tcp_and_said(capfd: pytest.CaptureFixture[str], no_leaks: None) -> None:
     results = sparkvod.run_local(_reduce_under_limits, (1,), np=3, verbose=1, timeout=50)
-    assert results == [(["allreduce/tcp/ring"], 6.0)] * 3
+    assert results == [(["allreduce/tcp/doubling"], 6.0)] * 3
     said = [line for line in capfd.readouterr().err.splitlines() if "over TCP" in line]
     assert len(said) == 1, said
     assert re.search(r"rank 1 on \S+ can share no memory \(.*File too large\)", said[0])
