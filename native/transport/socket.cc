@@ -181,9 +181,9 @@ void TuneTcp(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  static const bool sends = GrantsBuffer(SO_SNDBUF), receives = GrantsBuffer(SO_RCVBUF);
-  if (sends) ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kBufferBytes, sizeof kBufferBytes);
-  if (receives) ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &kBufferBytes, sizeof kBufferBytes);
+  static const bool kSends = GrantsBuffer(SO_SNDBUF), kReceives = GrantsBuffer(SO_RCVBUF);
+  if (kSends) ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kBufferBytes, sizeof kBufferBytes);
+  if (kReceives) ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &kBufferBytes, sizeof kBufferBytes);
 }
 
 Result SendWithFds(int socket, const std::string& bytes, const std::vector<int>& fds) {
