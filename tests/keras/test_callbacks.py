@@ -16,6 +16,12 @@ pytest.importorskip("keras", reason="sparkvod.keras needs keras")
 STEPS, EPOCHS = 4, 3
 
 
+def quiet(backend: str) -> dict[str, str]:
+    """Returns the environment of ranks, the same for all suites of this room, whose ranks are the same processes."""
+    threads = {"TF_NUM_INTEROP_THREADS": "2", "TF_NUM_INTRAOP_THREADS": "1"}
+    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_ENABLE_X64": "1", **threads}
+
+
 def join() -> None:
     import sparkvod.keras as hvd
 
@@ -108,7 +114,7 @@ def check_mismatched_metrics() -> None:
 
 
 CHECKS = [check_schedule, check_warmup, check_best_model, check_mismatched_metrics]
-SUITE = Suite(CHECKS, setup=join, env={"KERAS_BACKEND": "torch"}, timeout=120)
+SUITE = Suite(CHECKS, setup=join, env=quiet("torch"), timeout=120)
 
 
 @pytest.mark.timeout(140)

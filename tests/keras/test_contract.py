@@ -10,6 +10,7 @@ import pytest
 
 from tests.contracts.front_end import CHECKS, FrontEnd, join
 from tests.contracts.worlds import Suite
+from tests.keras.test_callbacks import quiet
 
 pytest.importorskip("keras", reason="sparkvod.keras needs keras")
 
@@ -65,14 +66,13 @@ def _on_jax() -> FrontEnd:
 
 FRONT_ENDS = {"tensorflow": _on_tensorflow, "torch": _on_torch, "jax": _on_jax}
 # The others run with --full.
-USUAL = {("jax", 2)}
+USUAL = {("jax", 3)}
 SUITES: dict[str, Suite] = {}
 
 
 def _suite(backend: str) -> Suite:
     if backend not in SUITES:
-        env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_ENABLE_X64": "1"}
-        SUITES[backend] = Suite(CHECKS, [FRONT_ENDS[backend]()], join, env=env, timeout=300)
+        SUITES[backend] = Suite(CHECKS, [FRONT_ENDS[backend]()], join, env=quiet(backend), timeout=300)
     return SUITES[backend]
 
 

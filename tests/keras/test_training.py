@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.worlds import Suite
-from tests.keras.test_callbacks import check_schedule, join
+from tests.keras.test_callbacks import check_schedule, join, quiet
 
 pytest.importorskip("keras", reason="sparkvod.keras needs keras")
 
@@ -218,8 +218,7 @@ CHECKS = [
     check_errors_in_fit,
 ]
 SUITES = {
-    backend: Suite(CHECKS, setup=join, env={"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}, timeout=200)
-    for backend in ("tensorflow", "torch", "jax")
+    backend: Suite(CHECKS, setup=join, env=quiet(backend), timeout=200) for backend in ("tensorflow", "torch", "jax")
 }
 # The others run with --full.
 USUAL = {("tensorflow", 2), ("torch", 2), ("jax", 3)}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.worlds import Suite
+from tests.tensorflow.test_contract import QUIET
 
 pytest.importorskip("tensorflow", reason="the TensorFlow front end needs tensorflow")
 
@@ -137,7 +138,7 @@ def check_fit() -> None:
 
 SUITE = Suite(
     [check_batches_are_the_readers, check_structures, check_errors_and_ends, check_fit],
-    env={"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"},
+    env=QUIET,
 )
 
 
