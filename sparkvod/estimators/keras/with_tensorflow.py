@@ -106,8 +106,10 @@ class Steps(steps.Steps):
         return step
 
     def _apply(self, grads: list[Any], apply: bool) -> None:
+        # Dense, also on one rank: for slices of an embedding Keras's optimizers have rules of their own, by which the
+        # weights would depend on how rows are shared among ranks.
+        grads = [None if grad is None else tf.convert_to_tensor(grad) for grad in grads]
         if self.passes > 1:
-            grads = [None if grad is None else tf.convert_to_tensor(grad) for grad in grads]
             summed = self._accumulators()
             grads = [
                 None if grad is None else total.assign_add(grad) for grad, total in zip(grads, summed, strict=True)

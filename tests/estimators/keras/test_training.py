@@ -222,3 +222,21 @@ def test_callbacks_of_keras_and_the_best_weights(store: Any, tmp_path: Path) -> 
     assert (tmp_path / "told").read_text() == "4"
     assert (tmp_path / "log.csv").read_text().startswith("epoch,loss,val_loss")
     assert (Path(store.get_logs_path("run")) / "epochs").read_text() == "4"
+
+
+def test_an_embedding_is_trained_as_the_matrix_that_it_is(store: Any) -> None:
+    keras.utils.set_random_seed(3)
+    code = keras.Input((1,), dtype="int32")
+    embedding, last = layers.Embedding(3, 4), layers.Dense(1)
+    looked_up = keras.Model(code, last(layers.Flatten()(embedding(code))))
+    one_hot = layers.Flatten()(layers.CategoryEncoding(3, output_mode="one_hot")(code))
+    matrix, last = layers.Dense(4, use_bias=False), layers.Dense(1)
+    multiplied = keras.Model(code, last(matrix(one_hot)))
+    multiplied.set_weights(looked_up.get_weights())
+    options = {"feature_cols": ["c"], "loss": "mse", "batch_size": 50}
+    found = [
+        make(store, model, optimizer=keras.optimizers.Adam(0.01), **options).fit_on_parquet().getModel().get_weights()
+        for model in (looked_up, multiplied)
+    ]
+    for mine, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5)
