@@ -43,6 +43,17 @@ struct Register {
 // True when the whole cross product is asked for, not a representative part.
 inline bool Full() { return State::Get().full; }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+// True where each path needs to be gone but once: a sanitizer, which makes all of it many times
+// slower, looks at memory and at threads. That every dtype's and operation's values are right is
+// what the plain build says.
+inline bool PathsOnly() { return kSanitized && !Full(); }
+
 inline void Fail(const char* file, int line, const std::string& what) {
   State& state = State::Get();
   const std::lock_guard<std::mutex> lock(state.mu);

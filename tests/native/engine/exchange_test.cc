@@ -78,6 +78,7 @@ TEST(ReducescatterOfUnequalShares) {
         for (int64_t rows : {0, 1, 2, 7, 1003})
           for (int64_t width : {1, 0, 5, 130}) {
             if (!Full() && size == 8 && width != 5) continue;
+            if (PathsOnly() && size == 5 && width != 130) continue;
             for (bool in_engine : {false, true})
               for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMax})
                 CheckReducescatter(engine, rows, width, in_engine, op);
@@ -112,6 +113,7 @@ TEST(AlltoallOfUnequalSplits) {
           for (int pattern = 0; pattern < 4; ++pattern)
             for (int64_t width : {1, 3, 24}) {
               if (!Full() && size == 8 && width != 3) continue;
+              if (PathsOnly() && size == 5 && width != 24) continue;
               std::vector<int32_t> in, expected;
               Request request = RequestOf("a" + std::to_string(width), Collective::kAlltoall, {});
               const auto value = [](int q, int r, int64_t i) {
