@@ -173,6 +173,8 @@ def run_in_world(
     knobs = {name: value for name, value in given.items() if name.startswith("SPARKVOD_")}
     fixed = {name: value for name, value in given.items() if name not in knobs}
     key = (size, frozenset(fixed.items()))
+    for other in [other for other in _worlds if other[1] != key[1]]:
+        _worlds.pop(other).close()  # the processes of another framework, which are large
     if key not in _worlds:
         _worlds[key] = _World(size, fixed)
     try:
