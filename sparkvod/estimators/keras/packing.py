@@ -53,7 +53,7 @@ def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None, bare
             ) from error
         with zipfile.ZipFile(path) as archive:
             config = json.loads(archive.read("config.json"))
-        objects = {**found_in(config), **(custom_objects or {})}
+        objects = {**found_in(config, model), **(custom_objects or {})}
         if objects:
             with zipfile.ZipFile(path, "a") as archive:
                 archive.writestr(_OBJECTS, dump_part("custom_objects", objects))

@@ -240,3 +240,27 @@ def test_an_embedding_is_trained_as_the_matrix_that_it_is(store: Any) -> None:
     ]
     for mine, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5)
+
+
+class Judging(keras.Model):
+    """Computes its loss itself."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.line = layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.line(x)
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+        return 2.0 * keras.ops.mean(keras.ops.square(keras.ops.sum(x, -1, keepdims=True) - y_pred))
+
+
+def test_a_model_that_computes_its_loss(store: Any) -> None:
+    model = Judging()
+    model(X)
+    found = make(store, model, optimizer=keras.optimizers.SGD(0.05), batch_size=60, epochs=20).fit_on_parquet()
+    trained = found.getModel()
+    np.testing.assert_allclose(trained.get_weights()[0], np.ones((3, 1)), atol=0.05)
+    error = np.asarray(keras.ops.convert_to_numpy(trained(X)))[:, 0] - X.sum(1)
+    assert found.getHistory()[-1]["validation"]["loss"] == pytest.approx(2 * np.mean(error**2), rel=1e-4)
