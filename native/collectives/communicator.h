@@ -178,7 +178,7 @@ class Communicator {
   // 16 ranks one and a half times as long.
   static constexpr int kMostRanksPerCore = 4;
   static constexpr int kSpinsPerLook =
-      16;  // so that spinning leaves the peer's cache lines alone for a while
+      4;  // so that spinning leaves the peer's cache lines alone for a while
 
   // Where a local rank's phase lies, and what it publishes.
   struct Lane {
