@@ -211,16 +211,17 @@ class KerasAdapter(Adapter):
             hvd.broadcast_variables(self._buffers(), root_rank=0)
 
     def own_state(self, within: bool) -> bytes:
-        """Returns the states of Python's, NumPy's and the layers' generators, and buffers that are not rank 0's."""
+        """Returns the states of all generators, and buffers that are not rank 0's."""
         buffers = packing.dump_variables(self._buffers()) if within and hvd.rank() > 0 else b""
-        generators = (random.getstate(), np.random.get_state(), packing.dump_variables(self._generators()))
-        return pickle.dumps((generators, buffers))
+        own = (steps.random_state(), packing.dump_variables(self._generators()))
+        return pickle.dumps((random.getstate(), np.random.get_state(), *own, buffers))
 
     def load_own_state(self, state: bytes) -> None:
         """Takes what :meth:`own_state` returned."""
-        (python, numpy, layers), buffers = pickle.loads(state)
+        python, numpy, backend, layers, buffers = pickle.loads(state)
         random.setstate(python)
         np.random.set_state(numpy)
+        steps.set_random_state(backend)
         packing.load_variables(self._generators(), layers)
         if buffers:
             packing.load_variables(self._buffers(), buffers)

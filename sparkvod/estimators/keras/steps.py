@@ -84,6 +84,16 @@ def use_threads(number: int) -> None:
     importlib.import_module(_MODULES[keras.backend.backend()]).use_threads(number)
 
 
+def random_state() -> Any:
+    """Returns the state of the backend's own generator, picklable."""
+    return importlib.import_module(_MODULES[keras.backend.backend()]).random_state()
+
+
+def set_random_state(state: Any) -> None:
+    """Takes what :func:`random_state` returned."""
+    importlib.import_module(_MODULES[keras.backend.backend()]).set_random_state(state)
+
+
 def compiled(function: Any, inputs: Sequence[Any]) -> Any:
     """Returns a function of arrays, from one of the model's input tensors, as fast as the backend makes it."""
     return importlib.import_module(_MODULES[keras.backend.backend()]).compiled(function, inputs)

@@ -26,6 +26,15 @@ def use_threads(number: int) -> None:
         _LOG.debug("TensorFlow keeps its number of threads: %s", error)
 
 
+def random_state() -> Any:
+    """Returns nothing: on TensorFlow all of Keras draws from generators that are variables."""
+    return None
+
+
+def set_random_state(state: Any) -> None:
+    """Takes what :func:`random_state` returned."""
+
+
 class Steps(steps.Steps):
     """Runs steps as functions of TensorFlow."""
 

@@ -16,6 +16,16 @@ def use_threads(number: int) -> None:
     torch.set_num_threads(number)
 
 
+def random_state() -> Any:
+    """Returns the state of PyTorch's generator, from which dropout without a seed draws."""
+    return torch.get_rng_state().numpy()
+
+
+def set_random_state(state: Any) -> None:
+    """Takes what :func:`random_state` returned."""
+    torch.set_rng_state(torch.from_numpy(state))
+
+
 class Steps(steps.Steps):
     """Runs steps eagerly."""
 
