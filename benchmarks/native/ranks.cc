@@ -107,8 +107,11 @@ void Ranks::Barrier(int rank) {
   const uint32_t now = ++barriers_;
   arrivals_[rank].count.store(now);
   for (int r = 0; r < size_; ++r)
-    while (static_cast<int32_t>(arrivals_[r].count.load(std::memory_order_acquire) - now) < 0) {
-      if (crowded_) ::sched_yield();
+    for (int spins = crowded_ ? kSpins : 0;
+         static_cast<int32_t>(arrivals_[r].count.load(std::memory_order_acquire) - now) < 0;
+         ++spins) {
+      // Ranks that are not pinned may have met on one core.
+      if (spins >= kSpins) ::sched_yield();
       CpuRelax();
     }
 }

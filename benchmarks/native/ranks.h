@@ -27,7 +27,8 @@ class Ranks {
 
   int size() const { return size_; }
   int calls() const { return calls_; }
-  // Spins until all ranks are here; offers the core meanwhile when the ranks outnumber the cores.
+  // Spins until all ranks are here; after a while, or at once when the ranks outnumber the cores,
+  // it offers the core meanwhile.
   void Barrier(int rank);
   // One call, after a warm-up of `kWarmUp` that are not measured: `prepare`, barrier, `call`.
   void Measure(int rank, const std::function<void()>& prepare, const std::function<void()>& call);
@@ -38,6 +39,7 @@ class Ranks {
 
  private:
   static constexpr int kWarmUp = 3;
+  static constexpr int kSpins = 200;  // at a barrier, before the core is offered to others
   static constexpr size_t kGatherBytes = 16 << 10;
   struct Arrivals {
     alignas(64) std::atomic<uint32_t> count;
