@@ -89,12 +89,9 @@ def run(report: Report) -> None:
                 sums = [total(read, source) for read, source in ((ours, arrow), (ours, petastorm), (theirs, dataset))]
                 if len({count for count, _ in sums}) > 1 or not np.allclose([s for _, s in sums], sums[0][1], atol=0.1):
                     raise RuntimeError(f"the readers read different data: {sums}")
-                values = alternate(subjects, MIN_ROUNDS)
+                # Rows with codecs take a second a round.
+                values = alternate(subjects, MIN_ROUNDS if report.quick or dataset.codecs is not None else 25)
             report.add(f"read {dataset.rows:,} rows, {what}", values, "rows/s")
             for peer in ("petastorm", "Petastorm itself"):
                 ratio = float(np.median(np.divide(values["arrow"], values[peer])))
-                report.notes[f"{what}, arrow times as fast as {peer}"] = ratio
-                # The reader 'petastorm' reads plain columns faster than Petastorm does by itself, because batches are
-                # made as the Arrow reader makes them; so there the promise is against Petastorm itself only.
-                if peer != "petastorm" or "columns" not in what:
-                    report.require(f"{what}, arrow times as fast as {peer}", ratio, at_least=3.0)
+                report.require(f"{what}, arrow times as fast as {peer}", ratio, at_least=3.0)

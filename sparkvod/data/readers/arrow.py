@@ -39,7 +39,7 @@ WINDOW_GROUPS = 1
 """Row groups of a lane that are shuffled together."""
 SMALL_WINDOW = 32 << 10
 """Bytes up to which a window takes more row groups than that."""
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 6 << 20
 """Bytes of batches that are assembled at once."""
 PART_BYTES = 4 << 20
 """Bytes of the parts of groups that are at least twice as large."""
@@ -324,8 +324,9 @@ class ArrowReader(Reader):
         if len(block) == 1 and self._shared[0].scalars:
             first = 0
             for end, rows in zip(ends, global_rows.tolist(), strict=True):
-                # Iterating over an array makes the rows' views with the least that Python can do.
-                yield Batch(dict(zip(self._names, block[0][:, first:end], strict=True)), end - first, rows)
+                # Iterating over an array makes the rows' views with the least that Python can do; strict=True would
+                # take a third more.
+                yield Batch(dict(zip(self._names, block[0][:, first:end], strict=False)), end - first, rows)
                 first = end
             return
         by_number: dict[int, np.ndarray] = {}
