@@ -210,16 +210,18 @@ class ArrowReader(Reader):
         rows = self._borders(groups, part + 1) - self._borders(groups, part)
         nbytes = self.dataset.groups[groups, 3] // self._parts[groups]
         pieces = np.stack([groups, part], axis=1)
-        splits = np.cumsum([int(self._parts[lane].sum()) for lane in lanes])[:-1]
+        splits = np.cumsum([int(self._parts[own].sum()) for own in lanes])[:-1]
         found = []
-        for its, *split in zip(begin.tolist(), *(np.split(of, splits) for of in (rows, nbytes, pieces)), strict=True):
-            ends = [0, *np.cumsum(split[0]).tolist()]
-            windows = order.windows(split[1], WINDOW_GROUPS, SMALL_WINDOW)
+        for its_begin, its_rows, its_nbytes, its_pieces in zip(
+            begin.tolist(), np.split(rows, splits), np.split(nbytes, splits), np.split(pieces, splits), strict=True
+        ):
+            ends = [0, *np.cumsum(its_rows).tolist()]
+            windows = order.windows(its_nbytes, WINDOW_GROUPS, SMALL_WINDOW)
             found.append(
                 [
-                    _Window(ends[first], ends[end], split[2][first:end], number)
+                    _Window(ends[first], ends[end], its_pieces[first:end], number)
                     for number, (first, end) in enumerate(windows)
-                    if ends[end] > its
+                    if ends[end] > its_begin
                 ]
             )
         return found
