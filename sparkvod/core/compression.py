@@ -193,7 +193,7 @@ def chain(*stages: Any) -> Any:
     return NoneCompressor if not flat else flat[0] if len(flat) == 1 else Chain(tuple(flat))
 
 
-def split(compression: Any) -> tuple[Lossy | None, Any]:
+def lossy_and_compressor(compression: Any) -> tuple[Lossy | None, Any]:
     """Returns the lossy stage, None if there is none, and the compressor of what is sent."""
     stages = compression.stages if isinstance(compression, Chain) else (compression,)
     if not isinstance(stages[0], Lossy):
@@ -219,16 +219,17 @@ def check_compressor(compression: Any, lossy: bool = False) -> None:
         TypeError: it is no compression.
         ValueError: it has a lossy stage, and none can be used.
     """
-    is_lossy = isinstance(compression, Lossy) or (isinstance(compression, Chain) and split(compression)[0] is not None)
+    is_lossy = lossy_and_compressor(compression)[0] is not None
     if is_lossy and not lossy:
         raise ValueError(
             f"compression={compression} was found, which adds to each step what the steps before left out, so that it "
             "works in sparkvod.torch's DistributedOptimizer; Compression.none, .fp16 or .bf16 was expected here"
         )
     if not is_lossy and not all(callable(getattr(compression, method, None)) for method in ("compress", "decompress")):
+        usable = ".fp16, .bf16, .topk(ratio), .powersgd(rank)" if lossy else ".fp16, .bf16"
         raise TypeError(
-            f"compression={compression!r} was found, one of Compression.none, .fp16, .bf16, .topk(ratio), "
-            ".powersgd(rank), a chain of these, or a class with compress and decompress was expected"
+            f"compression={compression!r} was found, one of Compression.none, {usable}, a chain of these, or a class "
+            "with compress and decompress was expected"
         )
 
 

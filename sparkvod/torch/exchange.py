@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparkvod.core import basics, ops, timeline
 from sparkvod.core.agreement import agree
-from sparkvod.core.compression import only_casts, split
+from sparkvod.core.compression import lossy_and_compressor, only_casts
 from sparkvod.core.gradients import scales
 from sparkvod.core.objects import any_rank
 from sparkvod.core.process_sets import ProcessSet, global_process_set
@@ -135,7 +135,7 @@ class GradientExchange:
         settings, world = self.settings, basics.world()
         size, first = len(world.ranks_of(self._members)), len(self._names)
         op, prescale, postscale = scales(settings.op, settings.predivide, size)
-        lossy, compressor = split(settings.compression)
+        lossy, compressor = lossy_and_compressor(settings.compression)
         reduction = Reduction(op, prescale, postscale, compressor, settings.sparse_as_dense, self._members)
         if lossy is not None:
             part = LossyGradients(parameters, names, reduction, lossy, self._groups_of(names), size, first)

@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from sparkvod.core import ops
-from sparkvod.core.compression import check_compressor, split
+from sparkvod.core.compression import check_compressor, lossy_and_compressor
 from sparkvod.core.gradients import check_predivide, chunks, groups_of
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.core.timeline import timeline_span
@@ -146,7 +146,7 @@ class _Distributed(Optimizer):
         What was left out of the gradients is each rank's own. Where one rank's ``state_dict()`` is saved for all, save
         this of every rank as well to go on exactly as without a pause.
         """
-        if split(self._exchange.settings.compression)[0] is None:
+        if lossy_and_compressor(self._exchange.settings.compression)[0] is None:
             return None
         kept, (rank, size) = self._exchange.kept(), self._exchange.place
         return {"rank": rank, "size": size, "steps": kept.steps, "errors": kept.errors, "factors": kept.factors}

@@ -14,8 +14,8 @@ from sparkvod.core.compression import (
     chain,
     check_compressor,
     described,
+    lossy_and_compressor,
     only_casts,
-    split,
 )
 
 
@@ -81,12 +81,12 @@ def test_chains() -> None:
     assert chain(NoneCompressor) is NoneCompressor
     thin = chain(PowerSGD(4), both)
     assert repr(thin) == described(thin) == "PowerSGD(rank=4, start_step=0) + Doubled + Half"
-    lossy, rest = split(thin)
+    lossy, rest = lossy_and_compressor(thin)
     assert lossy == PowerSGD(4)
     assert described(rest) == "Doubled + Half"
-    assert split(chain(TopK(0.1), half)) == (TopK(0.1), half)
-    assert split(TopK(0.1)) == (TopK(0.1), NoneCompressor)
-    assert split(half) == (None, half)
+    assert lossy_and_compressor(chain(TopK(0.1), half)) == (TopK(0.1), half)
+    assert lossy_and_compressor(TopK(0.1)) == (TopK(0.1), NoneCompressor)
+    assert lossy_and_compressor(half) == (None, half)
     assert chain(TopK(0.1), half) == chain(TopK(0.1), half) != chain(TopK(0.2), half)
     for wrong, error, words in (
         ((), ValueError, "at least one stage"),
@@ -110,8 +110,10 @@ def test_bad_values() -> None:
     with pytest.raises(ValueError, match="start_step=-1"):
         Compressors.powersgd(1, start_step=-1)
     for wrong in (5, None, "fp16", TopK, object()):
-        with pytest.raises(TypeError, match=r"compression=.* was found, one of Compression\.none"):
+        with pytest.raises(TypeError, match=r"compression=.* was found, one of Compression\.none.*topk"):
             check_compressor(wrong, lossy=True)
+        with pytest.raises(TypeError, match=r"one of Compression\.none, \.fp16, \.bf16, a chain of these"):
+            check_compressor(wrong)
     for wrong in (TopK(0.1), chain(TopK(0.1), Doubled)):
         check_compressor(wrong, lossy=True)
         with pytest.raises(ValueError, match=r"compression=TopK\(ratio=0.1\).*DistributedOptimizer"):
