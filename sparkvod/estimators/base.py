@@ -1,31 +1,26 @@
-"""What all estimators share: checks, prepare, start, train, collect, the model. No framework is imported here."""
+"""The flow of ``fit`` that all estimators share, from the checks to the model. No framework is imported here."""
 
 from __future__ import annotations
 
-import inspect
-import math
 import secrets
 import sys
 import tempfile
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.ml import Estimator
 
 from sparkvod import log
-from sparkvod.data import Column, PreparedData, Store, open_prepared, prepare, release, request
-from sparkvod.data.schema import TEXT, unconvertible
-from sparkvod.errors import DataError, LaunchError, SparkvodError, WorkerError
-from sparkvod.estimators import checkpoint, values
-from sparkvod.estimators.columns import Input, Label, as_dict, require_spark
+from sparkvod.data import PreparedData, Store, open_prepared, prepare, release
+from sparkvod.estimators import checkpoint, launching
+from sparkvod.estimators.columns import as_dict, require_spark
 from sparkvod.estimators.model import ModelBase
-from sparkvod.estimators.params import TableParams
 from sparkvod.estimators.persistence import Saved
-from sparkvod.estimators.task import TrainResult, TrainTask, train
+from sparkvod.estimators.plan import Plan, Planning
+from sparkvod.estimators.task import TrainResult, TrainTask
 from sparkvod.launch.spark import SparkLauncher, advising, check_session, on_this_host
 from sparkvod.observe.progress import ProgressBar, write_line
 
@@ -64,39 +59,8 @@ _SAME = (
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How columns meet the model: its inputs, its labels, the shapes of its outputs without the rows."""
-
-    inputs: tuple[Input, ...]
-    labels: tuple[Label, ...]
-    outputs: list[tuple[int, ...]]
-
-
-class Timings(dict[str, float]):
-    """Seconds by phase."""
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Adds the body's seconds to the phase ``name``."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self[name] = self.get(name, 0.0) + time.perf_counter() - began
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.items())
-
-
-def _announce(listener: Callable[[dict[str, Any]], None] | None, phase: str, text: str) -> None:
-    """Says what begins now, so that nobody waits in front of nothing before the first steps."""
-    if listener is not None:
-        listener({"kind": "phase", "phase": phase, "text": text, "rank": 0, "time": time.time()})
-
-
-class EstimatorBase(TableParams, Saved, Estimator):
-    """Base of estimators. A framework's estimator adds the methods that are abstract here.
+class EstimatorBase(Planning, Saved, Estimator):
+    """Base of estimators. A framework's estimator adds the methods that are abstract here and in :class:`Planning`.
 
     Attributes:
         framework: its name in the table of Params.
@@ -123,14 +87,6 @@ class EstimatorBase(TableParams, Saved, Estimator):
         """Returns the payload of the task: model, optimizer, loss, …; ``TypeError`` for what cannot be pickled."""
 
     @abstractmethod
-    def _plan(self, payload: bytes, features: Sequence[Any], labels: Sequence[Any]) -> Plan:
-        """Tries the model on rows of zeros; ``DataError`` if columns, model, loss and labels do not fit together."""
-
-    def _takes(self, plan: Plan) -> Sequence[values.Takes | None]:
-        """Returns which values of each label its loss takes; None where that is not known."""
-        return [None] * len(plan.labels)
-
-    @abstractmethod
     def _fingerprint(self) -> dict[str, Any]:
         """Returns, as JSON values, what of the framework's Params a run depends on."""
 
@@ -146,10 +102,6 @@ class EstimatorBase(TableParams, Saved, Estimator):
     @abstractmethod
     def _trained(self, payload: bytes, result: TrainResult, params: dict[str, Any]) -> ModelBase:
         """Returns the model, given the values of its Params that all frameworks' models have."""
-
-    def _takes_text(self) -> bool:
-        """Returns whether features may be text."""
-        return False
 
     def _env(self) -> dict[str, str | None]:
         """Returns environment variables that the ranks need."""
@@ -167,9 +119,9 @@ class EstimatorBase(TableParams, Saved, Estimator):
 
     def _fit(self, dataset: DataFrame) -> ModelBase:
         require_spark(dataset, "fit")
-        timings, began = Timings(), time.perf_counter()
+        timings, began = launching.Timings(), time.perf_counter()
         with timings.phase("preparing"), self._listening() as listener:
-            _announce(listener, "preparing", "preparing the data")
+            launching.announce(listener, "preparing", "preparing the data")
             check_session(dataset.sparkSession)
             launcher, payload = self._begin(dataset.sparkSession)
             asked: dict[str, Any] = {
@@ -221,7 +173,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
             return self.copy(params).fit_on_parquet(None, dataset_idx)
         from pyspark.sql import SparkSession
 
-        timings, began = Timings(), time.perf_counter()
+        timings, began = launching.Timings(), time.perf_counter()
         with timings.phase("preparing"):
             if self.value("store") is None:
                 raise ValueError(
@@ -260,7 +212,7 @@ class EstimatorBase(TableParams, Saved, Estimator):
         store: Any,
         data: PreparedData,
         feature_cols: list[str],
-        timings: Timings,
+        timings: launching.Timings,
         began: float,
     ) -> ModelBase:
         with timings.phase("preparing"):
@@ -272,10 +224,10 @@ class EstimatorBase(TableParams, Saved, Estimator):
             self._check_run(task)
         with checkpoint.alone(store, task.run_id), self._listening() as listener:
             started = time.time()
-            results = self._run_until_done(launcher, task, listener)
+            results = launching.run_until_done(launcher, task, self.value("max_restarts"), listener, self._env())
             ended = time.time()
         first = results[0]
-        timings |= _split(started, first.moments, ended)
+        timings |= launching.split(started, first.moments, ended)
         metadata = {
             "columns": as_dict([*features, *labels]),
             "inputs": [{"columns": list(i.columns), "tail": list(i.tail), "dtype": i.dtype} for i in plan.inputs],
@@ -328,34 +280,6 @@ class EstimatorBase(TableParams, Saved, Estimator):
             **options,
         )
 
-    def _run_until_done(self, launcher: Any, task: TrainTask, listener: Any) -> list[TrainResult]:
-        """Runs the task, again from its last checkpoint when a rank was lost, up to ``max_restarts`` times.
-
-        Every run is a new world with a new secret, so that a rank of an earlier one that is not dead yet cannot join.
-        """
-        lost: WorkerError | None = None
-        for restart in range(self.value("max_restarts") + 1):
-            if lost is not None:
-                _LOG.warning(
-                    "run %s starts again from its last checkpoint, restart %d of %d, because it lost a rank: %s",
-                    task.run_id,
-                    restart,
-                    self.value("max_restarts"),
-                    str(lost).partition("\n")[0],
-                )
-            size = launcher.num_processes()
-            _announce(listener, "starting", f"run {task.run_id}: starting {size} rank{'s' * (size > 1)}")
-            try:
-                return _run(launcher, task, listener, self._env())
-            except LaunchError as error:
-                raise error from lost
-            except WorkerError as error:
-                if not error.lost_peer:
-                    raise
-                lost = error
-        assert lost is not None
-        raise lost
-
     def _check_run(self, task: TrainTask) -> None:
         """Refuses, before anything starts, to go on with a run of something else."""
         header = checkpoint.read_header(task.store, task.run_id) if self.value("run_id") else None
@@ -378,61 +302,6 @@ class EstimatorBase(TableParams, Saved, Estimator):
             return
         with ProgressBar() as bar:
             yield bar
-
-    # ---- columns --------------------------------------------------------------------------------------------------
-
-    def _feature_cols(self, columns: Sequence[str]) -> list[str]:
-        """Returns the names of the feature columns, all that are nothing else when none were given."""
-        if self.value("feature_cols"):
-            return list(self.value("feature_cols"))
-        others = {*self.value("label_cols"), self.value("sample_weight_col"), self.value("validation")}
-        return [name for name in columns if name not in others]
-
-    def _check_early(self, dataset: DataFrame, payload: bytes, asked: dict[str, Any]) -> None:
-        """Checks columns, and model against columns if the schema tells all widths; else that waits for the data."""
-        names = asked["feature_cols"]
-        if not self.value("feature_cols"):
-            for name in names:
-                with _taken_by_default():
-                    request.check_type(dataset, name, self._takes_text())
-        known = {column.name: column for column in request.check(dataset, **asked).columns}
-        shapes = self.value("input_shapes") or []
-        if len(shapes) != len(names):
-            shapes = [None] * len(names)
-        features = [_with_width(dataset, known[name], shape) for name, shape in zip(names, shapes, strict=True)]
-        labels = [_with_width(dataset, known[name], None) for name in asked["label_cols"]]
-        if all(-1 not in column.shape for column in features + labels):
-            self._plan(payload, features, labels)
-
-    def _check_prepared(self, data: PreparedData, features: list[str]) -> None:
-        """Checks the columns of data that lie in the store: that they are there, and alike in both parts."""
-        labels, weight = self.value("label_cols"), self.value("sample_weight_col")
-        if not features:
-            others = sorted(filter(None, {*labels, weight, self.value("validation")}))
-            raise DataError(f"there are no feature columns beside {others}, at least one was expected")
-        for name in dict.fromkeys([*features, *labels, *filter(None, [weight])]):
-            with _taken_by_default() if name in features and not self.value("feature_cols") else nullcontext():
-                column = data.column(name)
-            if column.dtype == TEXT and (name not in features or not self._takes_text()):
-                raise unconvertible(name, "string")
-            if name == weight and column.kind != "scalar":
-                raise DataError(f"sample_weight_col {name!r} is a vector, a column of numbers was expected")
-            other = column if data.val is None else data.val.column(name)
-            if other.shape != column.shape:
-                raise DataError(
-                    f"column {name!r} has {math.prod(other.shape)} numbers per row in the validation data, "
-                    f"{math.prod(column.shape)} were expected, as in the training data"
-                )
-
-    def _check_values(self, plan: Plan, data: PreparedData) -> None:
-        """Refuses labels with values that their losses cannot take, as far as they are known."""
-        changers = ("transformation_fn", "train_minibatch_fn")
-        if any(name in self.TABLE and self.value(name) is not None for name in changers):
-            return  # the loss may be given other values than the data have
-        ranges = data.ranges
-        for label, takes in zip(plan.labels, self._takes(plan), strict=True):
-            if takes is not None and label.column in ranges:
-                values.check(label.column, ranges[label.column], takes)
 
     # ---- store ----------------------------------------------------------------------------------------------------
 
@@ -473,45 +342,3 @@ class EstimatorBase(TableParams, Saved, Estimator):
 def _shares_directories(spark: Any) -> bool:
     """Returns whether the executors share the driver's temporary directory: a local master on this host."""
     return spark is not None and str(spark.conf.get("spark.master", "")).startswith("local") and on_this_host(spark)
-
-
-@contextmanager
-def _taken_by_default() -> Iterator[None]:
-    """Says why a column that cannot be a feature is one."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(
-            f"{error}. It is a feature because no feature_cols were found: then all columns are, other than labels, "
-            "weights and validation; pass feature_cols=[...]"
-        ) from None
-
-
-def _with_width(dataset: DataFrame, column: Column, shape: Sequence[int] | None) -> Column:
-    """Returns the column with its width, if it needs one, and an input shape or the writer of its metadata tells it."""
-    if -1 not in column.shape:
-        return column
-    width = (dataset.schema[column.name].metadata or {}).get("ml_attr", {}).get("num_attrs")  # VectorAssembler's
-    if width is None and shape is not None:
-        width = abs(math.prod(shape))
-    return column.with_width(int(width)) if width else column
-
-
-def _run(launcher: Any, task: TrainTask, listener: Any, env: dict[str, str | None]) -> list[TrainResult]:
-    """Runs the task; a backend of the user's may know no events."""
-    takes_events = "on_event" in inspect.signature(launcher.run).parameters
-    options = {**({"env": env} if env else {}), **({"on_event": listener} if takes_events and listener else {})}
-    results = launcher.run(train, args=(task,), **options)
-    if not results or not isinstance(results[0], TrainResult):
-        raise SparkvodError(
-            f"{type(launcher).__name__}.run returned {type(results).__name__}, the ranks' results in a list "
-            "were expected"
-        )
-    return results
-
-
-def _split(started: float, moments: dict[str, float], ended: float) -> dict[str, float]:
-    """Splits the time of a launch; the workers' clock may differ from ours, so the parts are kept inside the whole."""
-    first = min(max(moments["first_step"], started), ended)
-    trained = min(max(moments["trained"], first), ended)
-    return {"starting": first - started, "training": trained - first, "collecting": ended - trained}

@@ -8,11 +8,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkvod import log
 from sparkvod.estimators.callbacks import Callback
 from sparkvod.estimators.keras.best import logs_of
 
 if TYPE_CHECKING:
     from sparkvod.estimators.trainer import Trainer
+
+_LOG = log.get("estimators")
 
 #: Of Keras's own callbacks those that write: one rank does.
 _WRITE = ("CSVLogger", "ModelCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
@@ -145,6 +148,6 @@ def _remembered(callback: Any) -> dict[str, bytes]:
             continue
         try:
             found[name] = pickle.dumps(value)
-        except Exception:  # noqa: BLE001, S112 - a writer or a file: what cannot be kept begins anew
-            continue
+        except Exception:  # a writer or a file, which cannot be kept: it begins anew
+            _LOG.debug("%s of %s cannot be kept in the checkpoint", name, type(callback).__name__, exc_info=True)
     return found

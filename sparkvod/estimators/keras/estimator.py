@@ -7,8 +7,9 @@ from typing import Any
 
 from sparkvod.errors import DataError
 from sparkvod.estimators import columns, table, values
-from sparkvod.estimators.base import EstimatorBase, Plan
+from sparkvod.estimators.base import EstimatorBase
 from sparkvod.estimators.keras.model import KerasModel
+from sparkvod.estimators.plan import Plan
 from sparkvod.estimators.task import TrainResult
 
 _COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")

@@ -167,18 +167,18 @@ def _try_metric(metric: Any, term: LossTerm, label: Label, output: torch.Tensor,
     try:
         with torch.no_grad():
             value = metric(output.detach(), _zeros(term, label, output, column))
-    except Exception:
-        _LOG.debug("a metric failed on rows of zeros", exc_info=True)
+    except Exception:  # it may well take data: if not, the worker raises it
+        _LOG.debug("the metric for label %r failed on rows of zeros", column.name, exc_info=True)
         return
     try:
         float(value)
-    except Exception:
+    except Exception as error:
         shape = f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
         raise DataError(
             f"a metric ({getattr(metric, '__qualname__', type(metric).__name__)}) that returned a "
             f"{type(value).__name__}{shape} was found for label {column.name!r}, one number for the batch was "
             "expected; return the mean over the rows"
-        ) from None
+        ) from error
 
 
 def index_hint(model: nn.Module, inputs: Sequence[Input], tensors: Sequence[torch.Tensor]) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparkvod.estimators import columns, table, values
-from sparkvod.estimators.base import EstimatorBase, Plan
+from sparkvod.estimators.base import EstimatorBase
+from sparkvod.estimators.plan import Plan
 from sparkvod.estimators.task import TrainResult
 from sparkvod.estimators.torch.model import TorchModel
 
