@@ -65,6 +65,17 @@ class Member:
 def _rank(
     body: Callable[[Member], Any], rank: int, size: int, folder: Path, peers: Path | None, rounds: int, results: Any
 ) -> None:
+    """A rank's process: sends whether all went well, and what ``body`` returned or else the traceback."""
+    try:
+        told = (True, _in_world(body, rank, size, folder, peers, rounds))
+    except Exception as error:  # in_ranks raises it
+        told = (False, "".join(traceback.format_exception(error)))
+    results.send(told)
+
+
+def _in_world(
+    body: Callable[[Member], Any], rank: int, size: int, folder: Path, peers: Path | None, rounds: int
+) -> Any:
     import torch
     import torch.distributed as dist
 
@@ -83,18 +94,15 @@ def _rank(
         dist.all_gather_object(gathered, data)
         return gathered
 
-    try:
-        with context.use(context.WorldContext(rank, size, allgather)):
-            hvd.init()
-            meeting = Meeting(folder / "meeting", rank, size)
-            peer = openmpi.Client(peers, size) if peers is not None and rank == 0 else None
-            native = program.ROOT / "build" / "bench" / "sparkvod_bench"
-            results.send((True, body(Member(rank, size, rounds, meeting, native, peer))))
-            hvd.barrier()
-            hvd.shutdown()
-    except Exception:
-        results.send((False, traceback.format_exc()))
-        raise
+    with context.use(context.WorldContext(rank, size, allgather)):
+        hvd.init()
+        meeting = Meeting(folder / "meeting", rank, size)
+        peer = openmpi.Client(peers, size) if peers is not None and rank == 0 else None
+        native = program.ROOT / "build" / "bench" / "sparkvod_bench"
+        measured = body(Member(rank, size, rounds, meeting, native, peer))
+        hvd.barrier()
+        hvd.shutdown()
+    return measured
 
 
 def in_ranks(body: Callable[[Member], Any], size: int, rounds: int) -> list[Any]:
