@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkvod.core import ops
+from sparkvod.core import basics, ops
 from sparkvod.core.compression import check_compressor
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 
@@ -65,7 +65,7 @@ def chunks(number: int, items: Sequence[int]) -> list[list[int]]:
 
 @dataclass
 class GradientPlan:
-    """How gradients are reduced over the ranks; a framework adds the reduction.
+    """How gradients are reduced over the ranks; a framework adds :meth:`exchange`.
 
     Attributes:
         compression: what dense gradients are sent as: a compressor.
@@ -87,6 +87,7 @@ class GradientPlan:
     _local: set[Any] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
+        ops.set_id(self.process_set)
         self.op = ops.reduce_op(self.op)
         check_compressor(self.compression)
         check_predivide(self.predivide, self.op)
@@ -102,6 +103,45 @@ class GradientPlan:
     def is_local(self, variable: Any) -> bool:
         """Returns whether the variable was registered as local."""
         return bool(self._local) and self.key(variable) in self._local
+
+    def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns the gradients, those of local variables scaled, the others reduced; None stays None.
+
+        Args:
+            grads: gradients or None, one for each variable. The ranks must have None in the same places.
+            variables: what they are the gradients of.
+
+        Raises:
+            HorovodInternalError: an eager reduction failed.
+        """
+        size = len(basics.world().ranks_of(ops.set_id(self.process_set)))
+        results = list(grads)
+        places = []
+        for k, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
+            if grad is None:
+                continue
+            if not self.is_local(variable):
+                places.append(k)
+            elif self.scale_local:
+                results[k] = self.divided(grad, size)
+        if size > 1 and self.process_set.included():
+            self.exchange(results, places, variables, size)
+        return results
+
+    def divided(self, grad: Any, size: int) -> Any:
+        """Returns a gradient divided by the number of ranks."""
+        return grad / size
+
+    def exchange(self, grads: list[Any], places: list[int], variables: Sequence[Any], size: int) -> None:
+        """Puts reduced gradients in the places of this rank's own.
+
+        Args:
+            grads: all gradients.
+            places: of those that are reduced.
+            variables: what they are the gradients of.
+            size: number of the ranks that reduce them, more than one.
+        """
+        raise NotImplementedError
 
     def scales(self, size: int) -> tuple[int, float, float]:
         """As :func:`scales`."""

@@ -9,9 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from sparkvod import config
-from sparkvod.core import basics
 from sparkvod.core.gradients import GradientPlan
-from sparkvod.core.ops import CODES, set_id
+from sparkvod.core.ops import CODES
 from sparkvod.core.reducer import Gradient, plan_buckets
 from sparkvod.tensorflow import naming, ops
 
@@ -26,10 +25,6 @@ class GradientReducer(GradientPlan):
 
     prefix: str = "gradient"
 
-    def __post_init__(self) -> None:
-        set_id(self.process_set)
-        super().__post_init__()
-
     def key(self, variable: Any) -> Any:
         """Returns what tells a variable from others, for TensorFlow's variables and Keras's over them."""
         inner = getattr(variable, "value", None)
@@ -39,39 +34,26 @@ class GradientReducer(GradientPlan):
 
     @ops.as_written
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns the gradients, those of local variables scaled, the others reduced; None stays None.
+        """As :meth:`GradientPlan.reduce`; gradients are tensors, slices or None."""
+        return super().reduce(grads, variables)
 
-        Args:
-            grads: tensors, slices or None, one for each variable. The ranks must have None in the same places.
-            variables: what they are the gradients of.
+    def divided(self, grad: Any, size: int) -> Any:
+        """Returns a tensor or slices divided by the number of ranks."""
+        return _scaled(grad, 1.0 / size)
 
-        Raises:
-            HorovodInternalError: an eager reduction failed.
-        """
-        size = len(basics.world().ranks_of(set_id(self.process_set)))
-        results = list(grads)
-        places = []
-        for k, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
-            if grad is None:
-                continue
-            if self.is_local(variable):
-                results[k] = _scaled(grad, 1.0 / size) if self.scale_local else grad
-            else:
-                places.append(k)
-        if size == 1 or not self.process_set.included():
-            return results
+    def exchange(self, grads: list[Any], places: list[int], variables: Sequence[Any], size: int) -> None:
+        """Puts reduced gradients in the places of this rank's own."""
         dense = []
         for k in places:
-            if isinstance(results[k], tf.IndexedSlices) and not self.sparse_as_dense:
-                results[k] = self._slices(results[k], k)
+            if isinstance(grads[k], tf.IndexedSlices) and not self.sparse_as_dense:
+                grads[k] = self._slices(grads[k], k)
                 continue
-            results[k] = tf.convert_to_tensor(results[k])
+            grads[k] = tf.convert_to_tensor(grads[k])
             dense.append(k)
-        for number, group in enumerate(self._groups(dense, results, variables)):
-            reduced = self._dense([results[k] for k in group], number, size)
+        for number, group in enumerate(self._groups(dense, grads, variables)):
+            reduced = self._dense([grads[k] for k in group], number, size)
             for k, grad in zip(group, reduced, strict=True):
-                results[k] = grad
-        return results
+                grads[k] = grad
 
     def _groups(self, places: list[int], grads: Sequence[Any], variables: Sequence[Any]) -> list[list[int]]:
         # Eager operations run one after the other, so one of all gradients; in a graph they overlap with the backward

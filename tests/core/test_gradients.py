@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sparkvod.core import basics
 from sparkvod.core.compression import NoneCompressor
 from sparkvod.core.gradients import GradientPlan, check_predivide, chunks, groups_of
 from sparkvod.core.ops import Average, Sum
+from sparkvod.core.process_sets import ProcessSet
 
 
 @pytest.mark.parametrize("factor", [0, -1.0, float("inf"), float("nan"), "2", True, None])
@@ -73,3 +77,26 @@ def test_local_variables() -> None:
     assert plan.is_local(one)
     assert not plan.is_local(other)
     assert not GradientPlan(NoneCompressor).is_local(one)
+
+
+class Doubling(GradientPlan):
+    """As if one other rank had the same gradients."""
+
+    def exchange(self, grads: list[Any], places: list[int], variables: Sequence[Any], size: int) -> None:
+        assert size == 2
+        for k in places:
+            grads[k] = grads[k] * size
+
+
+@pytest.mark.parametrize(
+    ("ranks", "scaled", "shared", "local"), [(1, True, 3.0, 5.0), (2, True, 6.0, 2.5), (2, False, 6.0, 5.0)]
+)
+def test_reduce(monkeypatch: pytest.MonkeyPatch, ranks: int, scaled: bool, shared: float, local: float) -> None:
+    monkeypatch.setattr(basics, "world", lambda: SimpleNamespace(ranks_of=lambda members: list(range(ranks)), rank=0))
+    monkeypatch.setattr(ProcessSet, "included", lambda self: True)
+    plan = Doubling(NoneCompressor, scale_local=scaled)
+    variables = [object(), object(), object()]
+    plan.register_local(variables[2])
+    given = [3.0, None, 5.0]
+    assert plan.reduce(given, variables) == [shared, None, local]
+    assert given == [3.0, None, 5.0]

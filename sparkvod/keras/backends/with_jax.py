@@ -8,12 +8,10 @@ from typing import Any
 import jax
 import keras
 
-from sparkvod.core import basics
-from sparkvod.core.gradients import GradientPlan
-from sparkvod.core.ops import set_id
 from sparkvod.core.process_sets import ProcessSet
 from sparkvod.keras.backends import jax_ops as collectives
 from sparkvod.keras.backends.jax_ops import Compression, own_errors
+from sparkvod.keras.backends.shared import DenseReducer
 
 __all__ = [
     "COMPILES",
@@ -52,39 +50,6 @@ def cond(pred: Any, true_fn: Callable[[], None], false_fn: Callable[[], None], v
         variable.assign(value)
 
 
-class _Reducer(GradientPlan):
-    """Reduces gradients over the ranks, all as one unit or by groups."""
-
-    def __post_init__(self) -> None:
-        set_id(self.process_set)
-        super().__post_init__()
-
-    def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns the gradients, those of local variables scaled, the others reduced; None stays None."""
-        members = set_id(self.process_set)
-        size = len(basics.world().ranks_of(members))
-        results = list(grads)
-        places = []
-        for k, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
-            if grad is None:
-                continue
-            if self.is_local(variable):
-                results[k] = grad / size if self.scale_local else grad
-            else:
-                places.append(k)
-        if size == 1 or not self.process_set.included():
-            return results
-        op, prescale, postscale = self.scales(size)
-        for number, group in enumerate(self.units(places, variables, together=True)):
-            pairs = [self.compression.compress(results[k]) for k in group]
-            reduced = collectives.reduced(
-                [tensor for tensor, _ in pairs], f"keras.gradients.{number}", op, prescale, postscale, members
-            )
-            for k, tensor, (_, context) in zip(group, reduced, pairs, strict=True):
-                results[k] = self.compression.decompress(tensor, context)
-        return results
-
-
-def reducer(process_set: ProcessSet, **arguments: Any) -> _Reducer:
+def reducer(process_set: ProcessSet, **arguments: Any) -> DenseReducer:
     """Returns what reduces gradients."""
-    return _Reducer(process_set=process_set, **arguments)
+    return DenseReducer(process_set=process_set, collectives=collectives, **arguments)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import keras
-
 from sparkvod.core.process_sets import ProcessSet
+from sparkvod.keras.backends.shared import cond
 from sparkvod.tensorflow import Compression, functions, own_errors
 from sparkvod.tensorflow import ops as collectives
 from sparkvod.tensorflow.gradients import GradientReducer
@@ -29,11 +28,6 @@ COMPILES = False
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     """Overwrites Keras's variables with the root's values."""
     functions.broadcast_variables(variables, root_rank)
-
-
-def cond(pred: Any, true_fn: Callable[[], None], false_fn: Callable[[], None], variables: Sequence[Any]) -> None:
-    """Calls one of two functions, which assign to some of the variables."""
-    keras.ops.cond(pred, true_fn, false_fn)
 
 
 def reducer(process_set: ProcessSet, **arguments: Any) -> GradientReducer:
