@@ -11,6 +11,7 @@ import cloudpickle
 from sparkvod._native import Engine, Memory
 from sparkvod.core import basics, ops
 from sparkvod.core.handles import Pending
+from sparkvod.core.names import in_set, now
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 
 _SIZE = struct.Struct("=q")
@@ -43,32 +44,23 @@ def broadcast_object(
         ops.check_name(name)
     is_root = world.rank == root_rank
     data, error = _pickled(obj, world.rank) if is_root else (b"", None)
-    kind = _kind("broadcast_object", members)
-    borrowed = None if name else world.borrow_name(kind)
-    base = name or borrowed
-    size = engine.allocate(_SIZE.size)
-    if is_root:
-        _write(size, _SIZE.pack(-len(data) if error else len(data)))  # below 0: bytes of an error's text
-    _wait(
-        engine,
-        engine.broadcast(f"{base}.size", size.address, size.address, 1, _INT64, root_rank, [1], False, members),
-    )
-    (told,) = _SIZE.unpack(_read(size, _SIZE.size))
-    length = abs(told)
-    body = engine.allocate(length)
-    if is_root:
-        _write(body, data)
-    _wait(
-        engine,
-        engine.broadcast(
-            f"{base}.data", body.address, body.address, length, _UINT8, root_rank, [length], False, members
-        ),
-    )
-    if borrowed is not None:
-        world.return_name(kind, borrowed)
+
+    def spread(used: str) -> tuple[int, Memory]:
+        size = engine.allocate(_SIZE.size)
+        if is_root:
+            _write(size, _SIZE.pack(-len(data) if error else len(data)))  # below 0: bytes of an error's text
+        _broadcast(engine, f"{used}.size", size, 1, _INT64, root_rank, members)
+        (told,) = _SIZE.unpack(_read(size, _SIZE.size))
+        body = engine.allocate(abs(told))
+        if is_root:
+            _write(body, data)
+        _broadcast(engine, f"{used}.data", body, abs(told), _UINT8, root_rank, members)
+        return told, body
+
+    told, body = now("broadcast_object", name, spread, members)
     if told < 0:
-        raise ValueError(_read(body, length).decode()) from error
-    return obj if is_root else cloudpickle.loads(_read(body, length))
+        raise ValueError(_read(body, -told).decode()) from error
+    return obj if is_root else cloudpickle.loads(_read(body, told))
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -92,12 +84,12 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     data = (_FAILED if error else _PICKLED) + pickled
     body = engine.allocate(len(data))
     _write(body, data)
-    kind = _kind("allgather_object", members)
-    borrowed = None if name else world.borrow_name(kind)
-    handle = engine.allgather(f"{name or borrowed}.data", body.address, [len(data)], _UINT8, False, members)
-    memory, lengths = _wait(engine, handle, gathered=True)
-    if borrowed is not None:
-        world.return_name(kind, borrowed)
+
+    def gather(used: str) -> Any:
+        handle = engine.allgather(f"{used}.data", body.address, [len(data)], _UINT8, False, members)
+        return _wait(engine, handle, gathered=True)
+
+    memory, lengths = now("allgather_object", name, gather, members)
     view = memoryview(memory)
     at = 0
     parts = []
@@ -129,7 +121,7 @@ def any_rank(value: bool, process_set: int = 0) -> bool:
     Raises:
         HorovodInternalError: the collective failed.
     """
-    engine, name = basics.engine(), _kind("any_rank", process_set)
+    engine, name = basics.engine(), in_set("any_rank", process_set)
     memory = engine.allocate(4)
     _write(memory, struct.pack("=i", bool(value)))
     _wait(
@@ -140,14 +132,14 @@ def any_rank(value: bool, process_set: int = 0) -> bool:
     return bool(count)
 
 
-def _kind(kind: str, process_set: int) -> str:
-    # Each set has names of its own, since its ranks count without the others.
-    return kind if process_set == 0 else f"{kind}.set{process_set}"
-
-
 def _wait(engine: Engine, handle: int, gathered: bool = False) -> Any:
     finish = (lambda pending: engine.gathered(pending.handle)) if gathered else None
     return Pending(engine, handle, finish, None).wait()
+
+
+def _broadcast(engine: Engine, name: str, memory: Memory, count: int, dtype: int, root_rank: int, members: int) -> None:
+    address = memory.address
+    _wait(engine, engine.broadcast(name, address, address, count, dtype, root_rank, [count], False, members))
 
 
 def _write(memory: Memory, data: bytes) -> None:

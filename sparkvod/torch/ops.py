@@ -20,11 +20,11 @@ import torch
 from sparkvod.core import basics, collectives, handles
 from sparkvod.core.compression import check_compressor
 from sparkvod.core.handles import poll, synchronize
+from sparkvod.core.names import in_set, new_name, now
 from sparkvod.core.ops import allreduce_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.torch import adapter, autograd
 from sparkvod.torch.compression import Compression
-from sparkvod.torch.names import new_name, now
 
 __all__ = [
     "allgather",
@@ -153,7 +153,7 @@ def allreduce_(
     op = allreduce_op(op, average)
     members = 0 if process_set is global_process_set else set_id(process_set)
     world = basics.world()
-    kind = "allreduce" if members == 0 else f"allreduce.set{members}"
+    kind = in_set("allreduce", members)
     borrowed = name or world.borrow_name(kind)
     try:
         return collectives.allreduce_now(adapter, tensor, borrowed, op, prescale_factor, postscale_factor, members)

@@ -13,11 +13,11 @@ import torch
 from sparkvod.core import collectives, handles
 from sparkvod.core.compression import check_compressor
 from sparkvod.core.handles import Pending
+from sparkvod.core.names import new_name, now
 from sparkvod.core.ops import reducescatter_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.torch import adapter, autograd
 from sparkvod.torch.compression import Compression
-from sparkvod.torch.names import new_name, now
 
 __all__ = [
     "alltoall",

@@ -10,13 +10,14 @@ from sparkvod.core import basics
 T = TypeVar("T")
 
 
-def _kind(kind: str, process_set: int) -> str:
+def in_set(kind: str, process_set: int) -> str:
+    """Returns the kind under which a process set, given by its number, counts and borrows names."""
     return kind if process_set == 0 else f"{kind}.set{process_set}"
 
 
 def new_name(kind: str, process_set: int) -> str:
     """Returns a name that no operation of the set had."""
-    return basics.world().new_name(_kind(kind, process_set))
+    return basics.world().new_name(in_set(kind, process_set))
 
 
 def now(kind: str, name: str | None, run: Callable[[str], T], process_set: int) -> T:
@@ -24,7 +25,7 @@ def now(kind: str, name: str | None, run: Callable[[str], T], process_set: int) 
     if name is not None:
         return run(name)
     world = basics.world()
-    kind = _kind(kind, process_set)
+    kind = in_set(kind, process_set)
     borrowed = world.borrow_name(kind)
     try:
         return run(borrowed)
