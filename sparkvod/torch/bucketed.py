@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from sparkvod import config
 from sparkvod._native import Engine
 from sparkvod.core.agreement import Description
 from sparkvod.core.ops import CODES, DTYPES
-from sparkvod.core.reducer import Gradient, Reducer, plan_buckets
-from sparkvod.torch import adapter
-from sparkvod.torch.gradients import KNOBS, KeepsNothing, Reduction, Taken, check_trained, dense, named
+from sparkvod.core.reducer import Reducer
+from sparkvod.torch import adapter, buckets
+from sparkvod.torch.gradients import KeepsNothing, Reduction, Taken, dense
 
 
 class BucketGradients(KeepsNothing):
@@ -44,16 +43,7 @@ class BucketGradients(KeepsNothing):
         self._parameters, self._names = list(parameters), list(names)
         self._staged: set[int] = set()
         self._taken = Taken()
-        gradients = [
-            Gradient(name, parameter.numel(), self._wire(parameter, name))
-            for name, parameter in zip(names, parameters, strict=True)
-        ]
-        plans = plan_buckets(
-            gradients,
-            prefix=f".from{first}" if first else "",
-            groups=groups,
-            **{knob: config.get(knob) for knob in KNOBS},
-        )
+        plans = buckets.plan(parameters, names, self._code, groups, first)
         scales = reduction.prescale, reduction.postscale
         self._reducer = Reducer(engine, plans, reduction.op, *scales, reduction.process_set)
         self._views = [self._view(index) for index in range(len(self._parameters))]
@@ -76,19 +66,14 @@ class BucketGradients(KeepsNothing):
         """Returns what the ranks must have in common."""
         plans = [bucket.plan for bucket in self._reducer.buckets]
         wires = sorted({DTYPES[plan.dtype] for plan in plans})
-        return Description(
-            parameters=named(self._parameters, self._names),
-            options=(*self._reduction.described(), ("the dtypes that travel (see compression=)", ", ".join(wires))),
-            buckets=tuple(tuple(slot.index for slot in plan.slots) for plan in plans),
-            knobs=tuple((config.KNOBS[knob].variable, str(config.get(knob))) for knob in KNOBS),
-        )
+        wire = ("the dtypes that travel (see compression=)", ", ".join(wires))
+        return buckets.description(self._parameters, self._names, (*self._reduction.described(), wire), plans)
 
     def release(self, prefix: str) -> None:
         """Lets full buckets be sent."""
         self._reducer.release(prefix)
 
-    def _wire(self, parameter: torch.nn.Parameter, name: str) -> int:
-        check_trained(parameter, name)
+    def _code(self, parameter: torch.nn.Parameter, name: str) -> int:
         wire = self._reduction.compression.wire
         return adapter.dtype_code(parameter.dtype, f"parameter {name!r}") if wire is None else CODES[wire]
 

@@ -38,7 +38,7 @@ class CompressedGradients(KeepsNothing):
         self._reduction = reduction
         self.announce = self.heard = False
         self._prefix: str | None = None
-        self._kept: set[int] = set()
+        self._unsent: set[int] = set()
         self._started: dict[int, tuple[Pending, Any]] = {}
         started = self._started
         abandon_all(self, lambda: [pending for pending, _ in started.values()])
@@ -61,33 +61,23 @@ class CompressedGradients(KeepsNothing):
     @property
     def begun(self) -> bool:
         """Whether a gradient was taken that is not yet reduced."""
-        return bool(self._started or self._kept)
+        return bool(self._started or self._unsent)
 
     def take(self, index: int) -> None:
         """Compresses a complete gradient and begins its allreduce; before the release that is left to ``reduce``."""
         if self._prefix is None:
-            self._kept.add(index)
+            self._unsent.add(index)
             self._taken.take(index, self._parameters[index])
             return
         parameter, name, reduction = self._parameters[index], self._names[index], self._reduction
         assert parameter.grad is not None
         compressed, context = reduction.compression.compress(dense(parameter.grad, name, reduction.sparse_as_dense))
-        pending = collectives.allreduce(
-            adapter,
-            compressed,
-            f"{self._prefix}.{name}",
-            reduction.op,
-            reduction.prescale,
-            reduction.postscale,
-            in_place=True,
-            process_set=reduction.process_set,
-        )
-        self._started[index] = pending, context
+        self._started[index] = reduction.begin(compressed, f"{self._prefix}.{name}"), context
         self._taken.take(index, parameter)
 
     def reduce(self) -> list[str]:
         """Sends zeros for the gradients that are missing, waits, and sets all gradients."""
-        self._kept.clear()
+        self._unsent.clear()
         changed = self._taken.restore(self._parameters)
         for index, parameter in enumerate(self._parameters):
             if index not in self._started:
@@ -123,7 +113,7 @@ class CompressedGradients(KeepsNothing):
 
     def drain(self) -> None:
         """Waits for what was started and forgets it."""
-        self._kept.clear()
+        self._unsent.clear()
         self._taken.clear()
         started = dict(self._started)
         self._started.clear()

@@ -8,8 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
+from sparkvod.core import collectives
 from sparkvod.core.agreement import Description
+from sparkvod.core.handles import Pending
 from sparkvod.core.ops import OP_NAMES
+from sparkvod.torch import adapter
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,19 @@ class Reduction:
     sparse_as_dense: bool
     process_set: int = 0
 
+    def begin(self, tensor: torch.Tensor, name: str) -> Pending:
+        """Begins to reduce a tensor in place, which must not be touched until the result is there."""
+        return collectives.allreduce(
+            adapter,
+            tensor,
+            name,
+            self.op,
+            self.prescale,
+            self.postscale,
+            in_place=True,
+            process_set=self.process_set,
+        )
+
     def described(self) -> tuple[tuple[str, str], ...]:
         """Returns names and values of what the ranks must have in common."""
         return (
@@ -33,9 +49,6 @@ class Reduction:
             ("factor before the sum (see gradient_predivide_factor=)", repr(self.prescale)),
             ("factor after the sum (see gradient_predivide_factor=)", repr(self.postscale)),
         )
-
-
-KNOBS = ("bucket_bytes", "first_bucket_bytes")
 
 
 @dataclass
@@ -93,19 +106,6 @@ class Gradients(Protocol):
 
     def restore(self, kept: Kept) -> None:
         """Takes what was kept; what it knows nothing of is as in the beginning."""
-
-
-def check_trained(parameter: torch.nn.Parameter, name: str) -> None:
-    """Checks that a parameter's gradient can be reduced.
-
-    Raises:
-        ValueError: it has no floating-point elements.
-    """
-    if not parameter.dtype.is_floating_point:
-        raise ValueError(
-            f"parameter {name!r} of {parameter.dtype} was found, a real floating-point one was expected; "
-            "keep it out of the optimizer that is distributed"
-        )
 
 
 def named(parameters: Sequence[torch.nn.Parameter], names: Sequence[str]) -> Any:

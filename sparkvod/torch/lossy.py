@@ -12,15 +12,14 @@ from collections.abc import Sequence
 
 import torch
 
-from sparkvod import config
 from sparkvod.core.agreement import Description
 from sparkvod.core.compression import Lossy, TopK, described
 from sparkvod.core.handles import abandon_all
 from sparkvod.core.ops import CODES
-from sparkvod.core.reducer import BucketPlan, Gradient, plan_buckets
+from sparkvod.core.reducer import BucketPlan
 from sparkvod.errors import HorovodInternalError
-from sparkvod.torch import adapter
-from sparkvod.torch.gradients import KNOBS, Kept, Reduction, Taken, check_trained, dense, named
+from sparkvod.torch import adapter, buckets
+from sparkvod.torch.gradients import Kept, Reduction, Taken, dense
 from sparkvod.torch.lossy_bucket import LossyBucket
 from sparkvod.torch.powersgd import PowerSGDBucket
 from sparkvod.torch.topk import TopKBucket
@@ -54,21 +53,11 @@ class LossyGradients:
         self.announce = self.heard = False
         self._parameters, self._names = list(parameters), list(names)
         self._reduction, self._lossy = reduction, lossy
-        plans = plan_buckets(
-            [
-                Gradient(name, parameter.numel(), self._code(parameter, name))
-                for name, parameter in zip(names, parameters, strict=True)
-            ],
-            prefix=f".from{first}" if first else "",
-            groups=groups,
-            **{knob: config.get(knob) for knob in KNOBS},
-        )
+        plans = buckets.plan(parameters, names, self._code, groups, first)
         self._buckets = [self._bucket(plan, size) for plan in plans]
-        buckets = self._buckets
-        abandon_all(self, lambda: [bucket.pending for bucket in buckets if bucket.pending is not None])
-        self._places = {
-            slot.index: (bucket, place) for bucket in buckets for place, slot in enumerate(bucket.plan.slots)
-        }
+        made = self._buckets
+        abandon_all(self, lambda: [bucket.pending for bucket in made if bucket.pending is not None])
+        self._places = {slot.index: (bucket, place) for bucket in made for place, slot in enumerate(bucket.plan.slots)}
         self._released = False
         self._ready: set[int] = set()
         self._taken = Taken()
@@ -77,7 +66,6 @@ class LossyGradients:
 
     @staticmethod
     def _code(parameter: torch.nn.Parameter, name: str) -> int:
-        check_trained(parameter, name)
         # Sums of what was left out need more than half precision.
         return CODES["float64" if parameter.dtype is torch.float64 else "float32"]
 
@@ -91,11 +79,11 @@ class LossyGradients:
     def description(self) -> Description:
         """Returns what the ranks must have in common."""
         compression = f"{self._lossy}, sent by {described(self._reduction.compression)}"
-        return Description(
-            parameters=named(self._parameters, self._names),
-            options=(*self._reduction.described(), ("compression", compression)),
-            buckets=tuple(tuple(slot.index for slot in bucket.plan.slots) for bucket in self._buckets),
-            knobs=tuple((config.KNOBS[knob].variable, str(config.get(knob))) for knob in KNOBS),
+        return buckets.description(
+            self._parameters,
+            self._names,
+            (*self._reduction.described(), ("compression", compression)),
+            [bucket.plan for bucket in self._buckets],
         )
 
     def release(self, prefix: str) -> None:

@@ -16,10 +16,8 @@ from typing import Any
 
 import torch
 
-from sparkvod.core import collectives
 from sparkvod.core.compression import PowerSGD
 from sparkvod.core.reducer import BucketPlan, Slot
-from sparkvod.torch import adapter
 from sparkvod.torch.gradients import Kept, Reduction
 from sparkvod.torch.lossy_bucket import LossyBucket, forget_what_is_not_finite
 
@@ -135,7 +133,7 @@ class PowerSGDBucket(LossyBucket):
                     torch.mm(self._of(self.memory, matrix), matrix.factor, out=product)
             sent, self._first = compressor.compress(message)
             self._take_out(compressor.decompress(sent, self._first), self._whole)
-        self.pending = self._allreduce(sent, self.name)
+        self.pending = self.reduction.begin(sent, self.name)
 
     def _take_out(self, sent: torch.Tensor, whole: Sequence[tuple[int, Slot, slice | None]]) -> None:
         for place, slot, where in whole:
@@ -144,19 +142,6 @@ class PowerSGDBucket(LossyBucket):
                 mine -= self.part(sent, slot) if where is None else sent[where]
                 if not torch.isfinite(mine).all():
                     forget_what_is_not_finite(mine)
-
-    def _allreduce(self, sent: torch.Tensor, name: str) -> Any:
-        reduction = self.reduction
-        return collectives.allreduce(
-            adapter,
-            sent,
-            name,
-            reduction.op,
-            reduction.prescale,
-            reduction.postscale,
-            in_place=True,
-            process_set=reduction.process_set,
-        )
 
     def go_on(self) -> None:
         """Takes the first factors and starts the allreduce of the second, or takes these and makes the result."""
@@ -195,7 +180,7 @@ class PowerSGDBucket(LossyBucket):
                 else:
                     forget_what_is_not_finite(mine)
         self._is_second = True
-        self.pending = self._allreduce(sent, f"{self.name}.second")
+        self.pending = self.reduction.begin(sent, f"{self.name}.second")
 
     def _finish(self, received: torch.Tensor) -> None:
         for matrix in self._matrices:
