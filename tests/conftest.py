@@ -56,6 +56,17 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
+def leave_to_full(full: bool) -> Callable[[str], None]:
+    """Skips what ``make test`` has no time for: called with why it is not missed there, or what it would take."""
+
+    def skip(why: str) -> None:
+        if not full:
+            pytest.skip(f"{why}; runs with --full")
+
+    return skip
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The one Spark session: four slots, on however many cores there are."""
     pyspark_sql = pytest.importorskip("pyspark.sql", reason="pyspark is not installed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def only_in_full(full: bool) -> None:
+def only_in_full(leave_to_full: Callable[[str], None]) -> None:
     """Skips what ``make test`` has no time for; clusters ask for it too, so that they are not even started."""
-    if not full:
-        pytest.skip("a cluster of its own: runs with --full")
+    leave_to_full("it takes a cluster of its own")

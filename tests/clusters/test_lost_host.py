@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,14 @@ def outcome(hosts: Hosts, folder: Path, how: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", ["kill", "power", "cut"])
 def test_a_host_is_lost(
-    hosts: Hosts, folder: Path, fault_table: list[tuple[str, str, str, str]], full: bool, how: str
+    hosts: Hosts,
+    folder: Path,
+    fault_table: list[tuple[str, str, str, str]],
+    leave_to_full: Callable[[str], None],
+    how: str,
 ) -> None:
-    if how != "kill" and not full:
-        pytest.skip("a cluster of its own: runs with --full")
+    if how != "kill":
+        leave_to_full("it takes a cluster of its own")
     (mine := folder / how).mkdir()
     told = outcome(hosts, mine, how)
     ranks = {path.read_text(): int(path.name[6:]) for path in mine.glob("ready-*")}

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,13 @@ def row(how: str, others: list[float], fit: float, said: str) -> tuple[str, str,
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("how", ["raise", "exit", "kill", "stop"])
-def test_a_rank_that_dies(spark: Any, tmp_path: Path, fault_table: Table, full: bool, how: str) -> None:
+def test_a_rank_that_dies(
+    spark: Any, tmp_path: Path, fault_table: Table, leave_to_full: Callable[[str], None], how: str
+) -> None:
     from sparkvod.estimators import SparkBackend
 
-    if how == "exit" and not full:
-        pytest.skip("like kill; make test-full")
+    if how == "exit":
+        leave_to_full("kill shows it")
     env = {"SPARKVOD_COLLECTIVE_TIMEOUT": f"{KNOB:g}"} if how == "stop" else {}
     backend = SparkBackend(num_proc=3, env=env, verbose=0)
     with pytest.raises(WorkerError) as caught:

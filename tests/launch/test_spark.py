@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -260,9 +261,8 @@ def test_large_results_and_arguments_do_not_pass_through_sparks_driver(
 
 
 @pytest.mark.timeout(150)
-def test_results_larger_than_the_default_driver(full: bool) -> None:
-    if not full:
-        pytest.skip("600 MB in a session of its own: make test-full")
+def test_results_larger_than_the_default_driver(leave_to_full: Callable[[str], None]) -> None:
+    leave_to_full("it takes 600 MB in a session of its own")
     script = """
         from pyspark.sql import SparkSession
         import sparkvod

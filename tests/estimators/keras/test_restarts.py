@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,8 @@ class Killed(Callback):
 
 
 @pytest.mark.timeout(170)
-def test_a_lost_rank_is_started_again(tmp_path: Path, full: bool) -> None:
-    if not full:
-        pytest.skip("with --full: four imports of TensorFlow")
+def test_a_lost_rank_is_started_again(tmp_path: Path, leave_to_full: Callable[[str], None]) -> None:
+    leave_to_full("restarts are tested with TorchEstimator, and this takes four imports of TensorFlow")
     from sparkvod.estimators import KerasEstimator
 
     x = np.random.default_rng(1).normal(size=(200, 3)).astype("float32")
