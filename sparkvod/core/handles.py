@@ -77,6 +77,28 @@ def abandon_all(owner: Any, pending: Callable[[], Iterable[Pending]]) -> None:
     weakref.finalize(owner, end).atexit = False
 
 
+def wait_for_all(pending: Iterable[Pending]) -> None:
+    """Waits for collectives whose results are where they should be, or that nobody wants.
+
+    Raises:
+        HorovodInternalError: the first that failed, when all have ended.
+        KeyboardInterrupt: the wait was interrupted; those that go on keep their memory until they have ended.
+    """
+    left = list(pending)
+    error: HorovodInternalError | None = None
+    try:
+        while left:
+            try:
+                left.pop(0).wait()
+            except HorovodInternalError as e:
+                error = error or e
+    finally:
+        for each in left:
+            abandon(each)
+    if error is not None:
+        raise error
+
+
 def add(pending: Pending) -> int:
     """Takes a pending collective and returns the number that the caller holds."""
     number = next(_numbers)

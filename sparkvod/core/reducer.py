@@ -22,8 +22,7 @@ from typing import Any, Literal
 
 from sparkvod._native import Engine
 from sparkvod.core import ops
-from sparkvod.core.handles import Pending, abandon, abandon_all
-from sparkvod.errors import HorovodInternalError
+from sparkvod.core.handles import Pending, abandon, abandon_all, wait_for_all
 
 _ALIGNMENT = 64
 # The flags as Python's memoryview sees them: format, and the element that is 1.
@@ -288,17 +287,11 @@ class Reducer:
         self.heard = any(bucket.had_news() for bucket in self.buckets)
 
     def _wait_for_all(self) -> None:
-        error: HorovodInternalError | None = None
+        pending = [bucket.pending for bucket in self.buckets if bucket.pending is not None]
+        for bucket in self.buckets:
+            bucket.pending = None
         try:
-            for bucket in self.buckets:
-                pending, bucket.pending = bucket.pending, None
-                if pending is not None:
-                    try:
-                        pending.wait()
-                    except HorovodInternalError as e:
-                        error = error or e
-            if error is not None:
-                raise error
+            wait_for_all(pending)
         except BaseException:
             self.reset()
             raise

@@ -10,7 +10,7 @@ import torch
 from sparkvod.core import collectives
 from sparkvod.core.agreement import Description
 from sparkvod.core.compression import described
-from sparkvod.core.handles import Pending, abandon_all
+from sparkvod.core.handles import Pending, abandon_all, wait_for_all
 from sparkvod.core.ops import Max
 from sparkvod.torch import adapter
 from sparkvod.torch.gradients import KeepsNothing, Reduction, Taken, dense, named
@@ -115,7 +115,6 @@ class CompressedGradients(KeepsNothing):
         """Waits for what was started and forgets it."""
         self._unsent.clear()
         self._taken.clear()
-        started = dict(self._started)
+        started = [pending for pending, _ in self._started.values()]
         self._started.clear()
-        for pending, _ in started.values():
-            pending.wait()
+        wait_for_all(started)

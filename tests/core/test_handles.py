@@ -8,6 +8,11 @@ import pytest
 
 from sparkvod.core import handles
 from sparkvod.core.handles import Pending
+from sparkvod.errors import HorovodInternalError
+
+
+class Block:
+    """Memory."""
 
 
 class Interrupted:
@@ -37,6 +42,38 @@ def test_an_interrupted_wait_keeps_the_memory_until_the_operation_has_ended() ->
     assert sorted(engine.released) == [1, 2]
 
 
+class Failing(Interrupted):
+    """An engine whose operations 1 and 3 fail, and whose wait for 4 is interrupted."""
+
+    def wait(self, handle: int) -> None:
+        if handle in (1, 3):
+            raise HorovodInternalError(f"operation {handle} failed")
+        if handle == 4:
+            raise KeyboardInterrupt
+
+
+def test_all_are_waited_for_whatever_comes_of_them() -> None:
+    engine: Any = Failing()
+    engine.done = True
+    with pytest.raises(HorovodInternalError, match="operation 1 failed"):
+        handles.wait_for_all([Pending(engine, handle, None, None) for handle in (1, 2, 3)])
+    assert engine.released == [1, 2, 3]
+    engine.done, block = False, Block()
+    memory = weakref.ref(block)
+    pending = [Pending(engine, 4, None, None), Pending(engine, 5, None, block)]
+    del block
+    with pytest.raises(KeyboardInterrupt):
+        handles.wait_for_all(pending)
+    pending.clear()
+    gc.collect()
+    assert memory() is not None  # the engine may still write there
+    assert engine.released == [1, 2, 3]
+    engine.done = True
+    handles.abandon(Pending(engine, 6, None, None))
+    assert engine.released == [1, 2, 3, 4, 5, 6]
+    assert memory() is None
+
+
 def test_unknown_handles() -> None:
     assert handles.synchronize(-5) is None
     assert handles.poll(-5)
@@ -44,9 +81,6 @@ def test_unknown_handles() -> None:
 
 def test_what_a_dropped_owner_has_left_keeps_its_memory_until_it_has_ended() -> None:
     class Owner:
-        pass
-
-    class Block:
         pass
 
     engine: Any = Interrupted()
