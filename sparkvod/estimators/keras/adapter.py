@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -122,7 +123,7 @@ class KerasAdapter(Adapter):
             return np.zeros(len(self._loop.terms))
         return self._normalisers(labels(self.task.labels, batch.columns, batch.rows), self._weights(batch))
 
-    def _normalisers(self, found: list[np.ndarray], weights: np.ndarray | None) -> np.ndarray:
+    def _normalisers(self, found: Sequence[np.ndarray], weights: np.ndarray | None) -> np.ndarray:
         return np.array([term.normaliser(y, weights) for term, y in zip(self._loop.terms, found, strict=True)])
 
     def _weights(self, batch: Batch) -> np.ndarray | None:
@@ -136,25 +137,27 @@ class KerasAdapter(Adapter):
     def train(self, batch: Batch, normalisers: np.ndarray, step: int, last: bool) -> np.ndarray:
         """Takes one step; a rank without rows takes it on a row that counts for nothing."""
         passes = self.task.backward_passes_per_step
-        inputs, found, weights = self._arrays(batch)
+        rows, weights = self._rows(batch)
         factors = self._loop.factors(normalisers) if batch.rows else np.zeros(len(normalisers), np.float32)
         share, apply = batch.rows / batch.global_rows, last or (step + 1) % passes == 0
         with hvd.own_errors():  # by which the driver tells a lost rank from one that raised
-            sums = self._steps.train(inputs, found, _single(weights), factors, share, apply)
+            sums = self._steps.train(rows, factors, share, apply)
         if not batch.rows:
             return np.zeros(self.sums_size)
-        return self._loop.vector(sums, self._normalisers(found, weights), batch.rows)
+        return self._loop.vector(sums, self._normalisers(rows.labels, weights), batch.rows)
 
     def evaluate(self, batch: Batch) -> np.ndarray:
         """Returns the batch's sums, by the model in inference."""
-        inputs, found, weights = self._arrays(batch)
-        sums = self._steps.evaluate(inputs, found, _single(weights))
-        return self._loop.vector(sums, self._normalisers(found, weights), batch.rows)
+        rows, weights = self._rows(batch)
+        sums = self._steps.evaluate(rows)
+        return self._loop.vector(sums, self._normalisers(rows.labels, weights), batch.rows)
 
-    def _arrays(self, batch: Batch) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | None]:
-        rows = batch.rows or 1  # or a row that stands in for none
-        inputs = self._loop.feed.arrays(batch.columns, rows)
-        return inputs, labels(self.task.labels, batch.columns, rows), self._weights(batch)
+    def _rows(self, batch: Batch) -> tuple[steps.Rows, np.ndarray | None]:
+        """Returns what goes into a step, and the weights before they are rounded to its dtype, for the normalisers."""
+        number, weights = batch.rows or 1, self._weights(batch)  # or a row that stands in for none
+        inputs = self._loop.feed.arrays(batch.columns, number)
+        rounded = None if weights is None else weights.astype(keras.backend.floatx())
+        return steps.Rows(inputs, labels(self.task.labels, batch.columns, number), rounded), weights
 
     # ---- figures ----------------------------------------------------------------------------------------------------
 
@@ -225,7 +228,3 @@ class KerasAdapter(Adapter):
         packing.load_variables(self._generators(), layers)
         if buffers:
             packing.load_variables(self._buffers(), buffers)
-
-
-def _single(weights: np.ndarray | None) -> np.ndarray | None:
-    return None if weights is None else weights.astype(keras.backend.floatx())

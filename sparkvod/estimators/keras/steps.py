@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -16,6 +17,21 @@ _MODULES = {
     "tensorflow": "sparkvod.estimators.keras.with_tensorflow",
     "torch": "sparkvod.estimators.keras.with_torch",
 }
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What goes into a step, all arrays with the rows as their first dimension.
+
+    Attributes:
+        inputs: the model's inputs.
+        labels: the labels.
+        weights: the rows' weights, or None.
+    """
+
+    inputs: Sequence[np.ndarray]
+    labels: Sequence[np.ndarray]
+    weights: np.ndarray | None
 
 
 class Steps(ABC):
@@ -32,21 +48,11 @@ class Steps(ABC):
         self.variables = list(loop.model.trainable_variables)
 
     @abstractmethod
-    def train(
-        self,
-        inputs: Sequence[np.ndarray],
-        labels: Sequence[np.ndarray],
-        weights: np.ndarray | None,
-        factors: np.ndarray,
-        share: float,
-        apply: bool,
-    ) -> np.ndarray:
+    def train(self, rows: Rows, factors: np.ndarray, share: float, apply: bool) -> np.ndarray:
         """Goes forward and backward, and applies the gradients of all ranks.
 
         Args:
-            inputs: the model's inputs.
-            labels: the labels.
-            weights: the rows' weights, or None.
+            rows: this rank's rows.
             factors: what the terms' sums are multiplied by.
             share: this rank's rows over those of all ranks. With 0 the rows only stand in for none: they are predicted
                 as in evaluation, so that nothing changes by them, and count for nothing.
@@ -57,9 +63,7 @@ class Steps(ABC):
         """
 
     @abstractmethod
-    def evaluate(
-        self, inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray], weights: np.ndarray | None
-    ) -> np.ndarray:
+    def evaluate(self, rows: Rows) -> np.ndarray:
         """Returns the batch's sums without training on it."""
 
 

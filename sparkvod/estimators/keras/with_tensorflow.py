@@ -43,54 +43,28 @@ class Steps(steps.Steps):
         self._summed: list[Any] | None = None
         self._functions: dict[Any, Callable[..., Any]] = {}
 
-    def train(
-        self,
-        inputs: Sequence[np.ndarray],
-        labels: Sequence[np.ndarray],
-        weights: np.ndarray | None,
-        factors: np.ndarray,
-        share: float,
-        apply: bool,
-    ) -> np.ndarray:
+    def train(self, rows: steps.Rows, factors: np.ndarray, share: float, apply: bool) -> np.ndarray:
         """Goes forward and backward, and applies the gradients of all ranks."""
         kind = ("train", share > 0, apply)
         if kind not in self._functions:
-            self._functions[kind] = self._traced(self._training(share > 0, apply), inputs, labels, weights, True)
-        found: np.ndarray = self._functions[kind](
-            _tensors(inputs),
-            _tensors(labels),
-            _tensors(_some(weights)),
-            tf.constant(factors),
-            tf.constant(share, tf.float32),
+            self._functions[kind] = self._traced(self._training(share > 0, apply), rows, True)
+        step = self._functions[kind]
+        found: np.ndarray = step(
+            *map(_tensors, _lists(rows)), tf.constant(factors), tf.constant(share, tf.float32)
         ).numpy()
         return found
 
-    def evaluate(
-        self, inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray], weights: np.ndarray | None
-    ) -> np.ndarray:
+    def evaluate(self, rows: steps.Rows) -> np.ndarray:
         """Returns the batch's sums without training on it."""
         if "evaluate" not in self._functions:
-            self._functions["evaluate"] = self._traced(self._evaluating, inputs, labels, weights, False)
-        found: np.ndarray = self._functions["evaluate"](
-            _tensors(inputs), _tensors(labels), _tensors(_some(weights))
-        ).numpy()
+            self._functions["evaluate"] = self._traced(self._evaluating, rows, False)
+        found: np.ndarray = self._functions["evaluate"](*map(_tensors, _lists(rows))).numpy()
         return found
 
-    def _traced(
-        self,
-        function: Callable[..., Any],
-        inputs: Sequence[np.ndarray],
-        labels: Sequence[np.ndarray],
-        weights: np.ndarray | None,
-        trains: bool,
-    ) -> Callable[..., Any]:
-        signature: list[Any] = [
-            [_any_rows(array) for array in inputs],
-            [_any_rows(array) for array in labels],
-            [_any_rows(array) for array in _some(weights)],
-        ]
+    def _traced(self, function: Callable[..., Any], rows: steps.Rows, trains: bool) -> Callable[..., Any]:
+        signature: list[Any] = [[_any_rows(array) for array in arrays] for arrays in _lists(rows)]
         if trains:
-            signature += [tf.TensorSpec([len(labels)], tf.float32), tf.TensorSpec([], tf.float32)]
+            signature += [tf.TensorSpec([len(rows.labels)], tf.float32), tf.TensorSpec([], tf.float32)]
         made: Callable[..., Any] = tf.function(function, input_signature=signature, autograph=False)
         return made
 
@@ -149,9 +123,9 @@ def _any_rows(array: np.ndarray) -> Any:
     return tf.TensorSpec([None, *array.shape[1:]], tf.string if array.dtype.kind in "OU" else array.dtype)
 
 
-def _some(weights: np.ndarray | None) -> list[np.ndarray]:
-    """Returns weights as a list, since a function's signature takes no None."""
-    return [] if weights is None else [weights]
+def _lists(rows: steps.Rows) -> tuple[Sequence[np.ndarray], ...]:
+    """Returns inputs, labels and weights, these as a list too, since a function's signature takes no None."""
+    return rows.inputs, rows.labels, [] if rows.weights is None else [rows.weights]
 
 
 def _tensors(arrays: Sequence[np.ndarray]) -> list[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sparkvod.estimators.keras import steps
+from sparkvod.estimators.torch.model_io import tensor
 
 
 def use_threads(number: int) -> None:
@@ -29,20 +30,12 @@ def set_random_state(state: Any) -> None:
 class Steps(steps.Steps):
     """Runs steps eagerly."""
 
-    def train(
-        self,
-        inputs: Sequence[np.ndarray],
-        labels: Sequence[np.ndarray],
-        weights: np.ndarray | None,
-        factors: np.ndarray,
-        share: float,
-        apply: bool,
-    ) -> np.ndarray:
+    def train(self, rows: steps.Rows, factors: np.ndarray, share: float, apply: bool) -> np.ndarray:
         """Goes forward and backward, and applies the gradients of all ranks."""
         loop, counts = self.loop, share > 0
-        inputs_, labels_, weights_ = _tensors(inputs), _tensors(labels), _tensor(weights)
-        outputs = loop.feed.call(inputs_, training=counts)
-        totals, penalty = loop.losses(inputs_, labels_, outputs, weights_)
+        inputs, labels, weights = _tensors(rows)
+        outputs = loop.feed.call(inputs, training=counts)
+        totals, penalty = loop.losses(inputs, labels, outputs, weights)
         loss = penalty * share
         for factor, total in zip(factors.tolist(), totals, strict=True):
             loss = loss + total * factor
@@ -54,32 +47,25 @@ class Steps(steps.Steps):
                 for value in values:
                     value.grad = None
             if counts:
-                loop.update_metrics(inputs_, labels_, [output.detach() for output in outputs], weights_)
+                loop.update_metrics(inputs, labels, [output.detach() for output in outputs], weights)
             found: np.ndarray = loop.sums(totals, penalty, outputs[0].shape[0]).detach().cpu().numpy()
         return found
 
-    def evaluate(
-        self, inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray], weights: np.ndarray | None
-    ) -> np.ndarray:
+    def evaluate(self, rows: steps.Rows) -> np.ndarray:
         """Returns the batch's sums without training on it."""
         loop = self.loop
         with torch.no_grad():
-            inputs_, labels_, weights_ = _tensors(inputs), _tensors(labels), _tensor(weights)
-            outputs = loop.feed.call(inputs_, training=False)
-            totals, penalty = loop.losses(inputs_, labels_, outputs, weights_)
-            loop.update_metrics(inputs_, labels_, outputs, weights_)
+            inputs, labels, weights = _tensors(rows)
+            outputs = loop.feed.call(inputs, training=False)
+            totals, penalty = loop.losses(inputs, labels, outputs, weights)
+            loop.update_metrics(inputs, labels, outputs, weights)
             found: np.ndarray = loop.sums(totals, penalty, outputs[0].shape[0]).cpu().numpy()
         return found
 
 
-def _tensor(array: np.ndarray | None) -> Any:
-    if array is None:
-        return None
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _tensors(arrays: Sequence[np.ndarray]) -> list[Any]:
-    return [_tensor(array) for array in arrays]
+def _tensors(rows: steps.Rows) -> tuple[list[Any], list[Any], Any]:
+    weights = None if rows.weights is None else tensor(rows.weights)
+    return [tensor(array) for array in rows.inputs], [tensor(array) for array in rows.labels], weights
 
 
 def compiled(function: Callable[[Any], Any], inputs: Sequence[Any]) -> Callable[[Sequence[np.ndarray]], Any]:
@@ -87,6 +73,6 @@ def compiled(function: Callable[[Any], Any], inputs: Sequence[Any]) -> Callable[
 
     def call(arrays: Sequence[np.ndarray]) -> Any:
         with torch.no_grad():
-            return function(_tensors(arrays))
+            return function([tensor(array) for array in arrays])
 
     return call
