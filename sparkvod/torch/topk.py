@@ -8,7 +8,7 @@ import torch
 
 from sparkvod.core import collectives, ops
 from sparkvod.core.compression import TopK
-from sparkvod.core.reducer import BucketPlan
+from sparkvod.core.reducer import BucketPlan, Slot
 from sparkvod.torch import adapter
 from sparkvod.torch.gradients import Reduction
 from sparkvod.torch.lossy_bucket import LossyBucket, forget_what_is_not_finite
@@ -31,46 +31,38 @@ class TopKBucket(LossyBucket):
         size: int,
     ) -> None:
         super().__init__(plan, names, shapes, reduction, size)
-        self._counts = [lossy.count(slot.count) for slot in plan.slots]
-        total = sum(self._counts)
-        self._values = torch.zeros(total, dtype=self.dtype)
-        self._places = torch.zeros(total, dtype=torch.int32 if plan.flags < 1 << 31 else torch.int64)
-        self._context: object = None
+        self._lossy = lossy
+        self._place_dtype = torch.int32 if plan.flags < 1 << 31 else torch.int64
+        self._context: object = None  # what the compressor must know of the values
 
     def begin(self, news: bool) -> None:
         """Chooses, and starts one grouped all-gather of values, places and flags."""
-        at = 0
-        for place, (slot, count) in enumerate(zip(self.plan.slots, self._counts, strict=True)):
-            values, places = self._values[at : at + count], self._places[at : at + count]
-            at += count
-            if place in self.absent or count == 0:
-                values.zero_()
-                places.fill_(slot.offset)
-                continue
-            mine = self.part(self.memory, slot)
-            chosen = mine.abs().topk(count, sorted=False).indices
-            torch.index_select(mine, 0, chosen, out=values)
-            places.copy_(chosen + slot.offset)
+        present = [slot for place, slot in enumerate(self.plan.slots) if place not in self.absent]
+        places = torch.cat([torch.empty(0, dtype=torch.int64), *map(self._largest, present)])
+        chosen = self.memory[places]
         compressor = self.reduction.compression
-        sent, self._context = compressor.compress(self._values)
-        where = self._places.long()
-        left = self.memory[where] - compressor.decompress(sent, self._context)
-        self.memory[where] = left
+        sent, self._context = compressor.compress(chosen)
+        left = chosen - compressor.decompress(sent, self._context)
+        self.memory[places] = left
         # NaN counts as larger than all, and so does what is infinite, so that they are among the chosen.
         if not torch.isfinite(left).all():
             forget_what_is_not_finite(self.memory)
         self.pending = collectives.grouped_allgather(
             adapter,
-            [sent.clone() if sent is self._values else sent, self._places.clone(), self.flags(news)],
+            [sent, places.to(self._place_dtype), self.flags(news)],
             self.name,
             process_set=self.reduction.process_set,
         )
+
+    def _largest(self, slot: Slot) -> torch.Tensor:
+        largest = self.part(self.memory, slot).abs().topk(self._lossy.count(slot.count), sorted=False).indices
+        return largest + slot.offset
 
     def go_on(self) -> None:
         """Adds up what the ranks chose."""
         pending, self.pending = self.pending, None
         assert pending is not None
-        (values, _), (places, _), (flags, ranks) = pending.wait()
+        (values, _), (places, _), (flags, _) = pending.wait()
         reduction = self.reduction
         values = reduction.compression.decompress(values, self._context)
         factor = reduction.prescale * reduction.postscale / (self.size if reduction.op == ops.Average else 1)
