@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from sparkvod.core import basics
+from sparkvod.core.names import now
 from sparkvod.core.ops import check_name
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ _used: Any = WeakKeyDictionary()
 _COUNTED = re.compile(r"(_\d+)+$")
 
 
-def run(kind: str, name: str | None, tensor: Any, call: Callable[[str], T]) -> T:
+def run(kind: str, name: str | None, tensor: Any, call: Callable[[str], T], process_set: int) -> T:
     """Calls ``call`` with the operation's name.
 
     A name that was given is taken. Else an eager operation borrows one, over and over the same, so that the engine's
@@ -31,18 +31,13 @@ def run(kind: str, name: str | None, tensor: Any, call: Callable[[str], T]) -> T
         name: the name that was given, or None.
         tensor: the first tensor, symbolic in a graph; None when there is none.
         call: runs the operation.
+        process_set: number of the set among whose ranks it runs.
     """
-    world = basics.world()
     if name is not None:
         check_name(name)
-        return call(name)
-    if not tf.executing_eagerly():
-        return call(in_graph(kind, getattr(tensor, "name", "") or ""))
-    borrowed = world.borrow_name(kind)
-    try:
-        return call(borrowed)
-    finally:
-        world.return_name(kind, borrowed)
+    elif not tf.executing_eagerly():
+        name = in_graph(kind, getattr(tensor, "name", "") or "")
+    return now(kind, name, call, process_set)
 
 
 def in_graph(kind: str, what: str) -> str:

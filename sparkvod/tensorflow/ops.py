@@ -106,7 +106,9 @@ def _reduced(
     check_compressor(compression)
     pairs = [compression.compress(tensor) for tensor in raw.tensors(tensors)]
     sent = [tensor for tensor, _ in pairs]
-    reduced = naming.run(kind, name, sent[0], lambda name: raw.allreduce(sent, name, op, prescale, postscale, members))
+    reduced = naming.run(
+        kind, name, sent[0], lambda name: raw.allreduce(sent, name, op, prescale, postscale, members), members
+    )
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
@@ -180,7 +182,7 @@ def grouped_allgather(
 
 def _gathered(tensors: Sequence[Any], name: str | None, kind: str, members: int) -> list[Any]:
     sent = [tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor for tensor in raw.tensors(tensors)]
-    return naming.run(kind, name, sent[0], lambda name: raw.allgather(sent, name, members)[0])
+    return naming.run(kind, name, sent[0], lambda name: raw.allgather(sent, name, members)[0], members)
 
 
 @as_written
@@ -203,7 +205,7 @@ def broadcast(
     members = set_id(process_set)
     check_root(root_rank, basics.size())
     (sent,) = raw.tensors([tensor])
-    return naming.run("broadcast", name, sent, lambda name: raw.broadcast(sent, root_rank, name, members))
+    return naming.run("broadcast", name, sent, lambda name: raw.broadcast(sent, root_rank, name, members), members)
 
 
 @as_written
@@ -243,7 +245,7 @@ def alltoall(
     (sent,) = raw.tensors([tensor])
     _check_rows(sent, "alltoall")
     rows = tf.zeros([0], tf.int64) if splits is None else _splits(splits)
-    received, counts = naming.run("alltoall", name, sent, lambda name: raw.alltoall(sent, rows, name, members))
+    received, counts = naming.run("alltoall", name, sent, lambda name: raw.alltoall(sent, rows, name, members), members)
     return received if splits is None else (received, tf.cast(counts, tf.int32))
 
 
@@ -317,6 +319,7 @@ def grouped_reducescatter(
         name,
         sent[0],
         lambda name: raw.reducescatter(sent, name, reduce_op, prescale_factor, postscale_factor, members),
+        members,
     )
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(scattered, pairs, strict=True)]
 
@@ -328,7 +331,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
     In a TF1 graph the result is the operation that waits.
     """
     members = set_id(process_set)
-    done = naming.run("barrier", None, None, lambda name: raw.barrier(name, members))
+    done = naming.run("barrier", None, None, lambda name: raw.barrier(name, members), members)
     return done if in_tf1_graph() else None
 
 

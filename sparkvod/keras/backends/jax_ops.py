@@ -22,6 +22,7 @@ from sparkvod.core.compression import (
     cast_compressor,
     check_compressor,
 )
+from sparkvod.core.names import now
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.keras.backends import arrays
 
@@ -85,16 +86,12 @@ def _exchanged(
     # default what goes in.
     def called(*values: Any) -> Sequence[np.ndarray]:
         global _failure
-        host, world = [np.asarray(value) for value in values], basics.world()
-        borrowed = name or world.borrow_name(f"{kind}.{members}")
+        host = [np.asarray(value) for value in values]
         try:
-            return run(borrowed, host)
+            return now(kind, name, lambda used: run(used, host), members)
         except BaseException as error:
             _failure = error
             raise
-        finally:
-            if name is None:
-                world.return_name(f"{kind}.{members}", borrowed)
 
     if not _traced(tensors):
         return [jnp.asarray(result) for result in called(*tensors)]
@@ -346,9 +343,4 @@ def _splits(splits: Any) -> list[int]:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks of the set have called it; not in code that JAX compiles."""
     members = ops.set_id(process_set)
-    world = basics.world()
-    borrowed = world.borrow_name(f"jax.barrier.{members}")
-    try:
-        collectives.barrier(borrowed, members)
-    finally:
-        world.return_name(f"jax.barrier.{members}", borrowed)
+    now("jax.barrier", None, lambda used: collectives.barrier(used, members), members)
