@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -82,12 +81,12 @@ class PowerSGDBucket(LossyBucket):
         super().__init__(plan, names, shapes, reduction, size)
         self._rank, self._start_step = lossy.rank, lossy.start_step
         self._matrices: list[_Matrix] = []
-        self._whole: list[tuple[int, Slot, slice]] = []
+        self._unfactored: list[tuple[int, Slot, slice]] = []
         p = q = 0
         for place, (slot, shape) in enumerate(zip(plan.slots, shapes, strict=True)):
             rows_columns = lossy.factors(shape)
             if rows_columns is None:
-                self._whole.append((place, slot, slice(p, p + slot.count)))
+                self._unfactored.append((place, slot, slice(p, p + slot.count)))
                 p += slot.count
             else:
                 rows, columns = rows_columns
@@ -96,9 +95,8 @@ class PowerSGDBucket(LossyBucket):
         self._flags_at, self._q_count = p, q
         for matrix in self._matrices:
             matrix.factor = self._drawn(matrix)
-        self._first: Any = None  # what the compressor must know of the first message, and of the second
-        self._second: Any = None
-        self._is_second = self._is_dense = False
+        self._context: object = None  # what the compressor must know of the message that is on its way
+        self._is_second = self._is_whole = False  # what that message is: the second factors, all gradients as they are
 
     def _drawn(self, matrix: _Matrix) -> torch.Tensor:
         # The same on all ranks; other numbers in each step, lest what was in vain once be so again.
@@ -111,35 +109,36 @@ class PowerSGDBucket(LossyBucket):
 
     def begin(self, news: bool) -> None:
         """Starts the allreduce of the first factors, of the gradients without factors, and of the flags."""
-        self._is_second, self._is_dense = False, self.steps < self._start_step
-        compressor = self.reduction.compression
+        self._is_second, self._is_whole = False, self.steps < self._start_step
         flags = self.flags(news).to(self.dtype)
-        if self._is_dense:
+        if self._is_whole:
             message = torch.cat([self.memory, flags])
             for place in self.absent:
                 self.part(message, self.plan.slots[place]).zero_()
-            sent, self._first = compressor.compress(message)
-            everything = [(k, slot, None) for k, slot in enumerate(self.plan.slots)]
-            self._take_out(compressor.decompress(sent, self._first), everything)
+            as_they_are = [
+                (k, slot, slice(slot.offset, slot.offset + slot.count)) for k, slot in enumerate(self.plan.slots)
+            ]
         else:
             message = torch.zeros(self._flags_at + len(flags), dtype=self.dtype)
             message[self._flags_at :] = flags
-            for place, slot, where in self._whole:
+            for place, slot, where in self._unfactored:
                 if place not in self.absent:
                     message[where] = self.part(self.memory, slot)
             for matrix in self._matrices:
                 if matrix.place not in self.absent:
                     product = message[matrix.p].view(matrix.shape[0], self._rank)
                     torch.mm(self._of(self.memory, matrix), matrix.factor, out=product)
-            sent, self._first = compressor.compress(message)
-            self._take_out(compressor.decompress(sent, self._first), self._whole)
+            as_they_are = self._unfactored
+        compressor = self.reduction.compression
+        sent, self._context = compressor.compress(message)
+        self._take_out(compressor.decompress(sent, self._context), as_they_are)
         self.pending = self.reduction.begin(sent, self.name)
 
-    def _take_out(self, sent: torch.Tensor, whole: Sequence[tuple[int, Slot, slice | None]]) -> None:
-        for place, slot, where in whole:
+    def _take_out(self, sent: torch.Tensor, as_they_are: Sequence[tuple[int, Slot, slice]]) -> None:
+        for place, slot, where in as_they_are:
             if place not in self.absent:
                 mine = self.part(self.memory, slot)
-                mine -= self.part(sent, slot) if where is None else sent[where]
+                mine -= sent[where]
                 if not torch.isfinite(mine).all():
                     forget_what_is_not_finite(mine)
 
@@ -147,20 +146,18 @@ class PowerSGDBucket(LossyBucket):
         """Takes the first factors and starts the allreduce of the second, or takes these and makes the result."""
         pending, self.pending = self.pending, None
         assert pending is not None
-        received, compressor = pending.wait(), self.reduction.compression
+        received = self.reduction.compression.decompress(pending.wait(), self._context).to(self.dtype)
         if self._is_second:
-            self._finish(compressor.decompress(received, self._second).to(self.dtype))
-            return
-        received = compressor.decompress(received, self._first).to(self.dtype)
-        if self._is_dense:
+            self._finish(received)
+        elif self._is_whole:
             self.result.copy_(received[: self.plan.flags])
             self.told(received[self.plan.flags :] != 0)
-            return
-        self.told(received[self._flags_at :] != 0)
-        for _, slot, where in self._whole:
-            self.part(self.result, slot).copy_(received[where])
-        if self._matrices:
-            self._send_second(received)
+        else:
+            self.told(received[self._flags_at :] != 0)
+            for _, slot, where in self._unfactored:
+                self.part(self.result, slot).copy_(received[where])
+            if self._matrices:
+                self._send_second(received)
 
     def _send_second(self, received: torch.Tensor) -> None:
         compressor = self.reduction.compression
@@ -170,8 +167,8 @@ class PowerSGDBucket(LossyBucket):
             if matrix.place not in self.absent:
                 product = message[matrix.q].view(matrix.shape[1], self._rank)
                 torch.mm(self._of(self.memory, matrix).T, matrix.basis, out=product)
-        sent, self._second = compressor.compress(message)
-        message = compressor.decompress(sent, self._second)
+        sent, self._context = compressor.compress(message)
+        message = compressor.decompress(sent, self._context)
         for matrix in self._matrices:
             if matrix.place not in self.absent:
                 mine, factor = self._of(self.memory, matrix), message[matrix.q].view(matrix.shape[1], self._rank)
