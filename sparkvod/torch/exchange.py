@@ -136,9 +136,9 @@ class GradientExchange:
         size, first = len(world.ranks_of(self._members)), len(self._names)
         op, prescale, postscale = scales(settings.op, settings.predivide, size)
         lossy, compressor = lossy_and_compressor(settings.compression)
-        reduction = Reduction(op, prescale, postscale, compressor, settings.sparse_as_dense, self._members)
+        reduction = Reduction(op, prescale, postscale, compressor, settings.sparse_as_dense, self._members, size)
         if lossy is not None:
-            part = LossyGradients(parameters, names, reduction, lossy, self._groups_of(names), size, first)
+            part = LossyGradients(parameters, names, reduction, lossy, self._groups_of(names), first)
             part.restore(self._kept)
             return part
         if not only_casts(compressor):

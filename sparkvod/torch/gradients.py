@@ -11,7 +11,7 @@ import torch
 from sparkvod.core import collectives
 from sparkvod.core.agreement import Description
 from sparkvod.core.handles import Pending
-from sparkvod.core.ops import OP_NAMES
+from sparkvod.core.ops import OP_NAMES, Average
 from sparkvod.torch import adapter
 
 
@@ -19,7 +19,8 @@ from sparkvod.torch import adapter
 class Reduction:
     """How gradients are reduced.
 
-    Operation, factors before and after it, compressor, whether sparse become dense, number of the process set.
+    Operation, factors before and after it, compressor, whether sparse become dense, number of the process set and of
+    its ranks.
     """
 
     op: int
@@ -27,7 +28,8 @@ class Reduction:
     postscale: float
     compression: Any
     sparse_as_dense: bool
-    process_set: int = 0
+    process_set: int
+    ranks: int
 
     def begin(self, tensor: torch.Tensor, name: str) -> Pending:
         """Begins to reduce a tensor in place, which must not be touched until the result is there."""
@@ -41,6 +43,11 @@ class Reduction:
             in_place=True,
             process_set=self.process_set,
         )
+
+    @property
+    def factor(self) -> float:
+        """What a plain sum over the ranks must be multiplied by, to be what :meth:`begin` gives."""
+        return self.prescale * self.postscale / (self.ranks if self.op == Average else 1)
 
     def described(self) -> tuple[tuple[str, str], ...]:
         """Returns names and values of what the ranks must have in common."""

@@ -36,7 +36,6 @@ class LossyGradients:
         reduction: how to reduce; its compressor is for what is sent.
         lossy: the lossy stage.
         groups: indices of parameters that share a bucket, None to fill buckets by size.
-        size: number of ranks that reduce.
         first: the number of the optimizer's parameters before these.
     """
 
@@ -47,14 +46,13 @@ class LossyGradients:
         reduction: Reduction,
         lossy: Lossy,
         groups: Sequence[Sequence[int]] | None,
-        size: int,
         first: int = 0,
     ) -> None:
         self.announce = self.heard = False
         self._parameters, self._names = list(parameters), list(names)
         self._reduction, self._lossy = reduction, lossy
         plans = buckets.plan(parameters, names, self._code, groups, first)
-        self._buckets = [self._bucket(plan, size) for plan in plans]
+        self._buckets = [self._bucket(plan) for plan in plans]
         made = self._buckets
         abandon_all(self, lambda: [bucket.pending for bucket in made if bucket.pending is not None])
         self._places = {slot.index: (bucket, place) for bucket in made for place, slot in enumerate(bucket.plan.slots)}
@@ -69,12 +67,12 @@ class LossyGradients:
         # Sums of what was left out need more than half precision.
         return CODES["float64" if parameter.dtype is torch.float64 else "float32"]
 
-    def _bucket(self, plan: BucketPlan, size: int) -> LossyBucket:
+    def _bucket(self, plan: BucketPlan) -> LossyBucket:
         names = [self._names[slot.index] for slot in plan.slots]
         shapes = [self._parameters[slot.index].shape for slot in plan.slots]
         if isinstance(self._lossy, TopK):
-            return TopKBucket(self._lossy, plan, names, shapes, self._reduction, size)
-        return PowerSGDBucket(self._lossy, plan, names, shapes, self._reduction, size)
+            return TopKBucket(self._lossy, plan, names, shapes, self._reduction)
+        return PowerSGDBucket(self._lossy, plan, names, shapes, self._reduction)
 
     def description(self) -> Description:
         """Returns what the ranks must have in common."""

@@ -21,7 +21,6 @@ class LossyBucket(ABC):
         names: names of its gradients' parameters, in the order of the slots.
         shapes: their shapes.
         reduction: how to reduce; its compressor is for what is sent.
-        size: number of ranks that reduce.
 
     Attributes:
         memory: what is to be sent, ``plan.flags`` elements.
@@ -37,9 +36,8 @@ class LossyBucket(ABC):
         names: Sequence[str],
         shapes: Sequence[torch.Size],
         reduction: Reduction,
-        size: int,
     ) -> None:
-        self.plan, self.names, self.shapes, self.reduction, self.size = plan, names, shapes, reduction, size
+        self.plan, self.names, self.shapes, self.reduction = plan, names, shapes, reduction
         self.name = plan.name
         self.dtype = adapter.dtype_of(plan.dtype)
         self.memory = torch.zeros(plan.flags, dtype=self.dtype)

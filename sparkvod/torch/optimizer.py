@@ -155,10 +155,19 @@ class _Distributed(Optimizer):
         """Takes what :meth:`compression_state` returned, all ranks alike; None to begin anew.
 
         What was left out of the gradients is taken only if it is this rank's own, among as many ranks.
+
+        Raises:
+            ValueError: it is something else.
         """
         if state is None:
             self._exchange.restore(Kept())
             return
+        missing = [name for name in ("rank", "size", "steps", "errors", "factors") if name not in state]
+        if missing:
+            raise ValueError(
+                f"a state of the compression without {', '.join(missing)} was found, what compression_state() returned "
+                "was expected; pass that, or None to begin anew"
+            )
         own = (state["rank"], state["size"]) == self._exchange.place
         errors = dict(state["errors"]) if own else {}
         self._exchange.restore(Kept(errors, dict(state["factors"]), state["steps"]))

@@ -76,9 +76,8 @@ class PowerSGDBucket(LossyBucket):
         names: Sequence[str],
         shapes: Sequence[torch.Size],
         reduction: Reduction,
-        size: int,
     ) -> None:
-        super().__init__(plan, names, shapes, reduction, size)
+        super().__init__(plan, names, shapes, reduction)
         self._rank, self._start_step = lossy.rank, lossy.start_step
         self._matrices: list[_Matrix] = []
         self._unfactored: list[tuple[int, Slot, slice]] = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparkvod.core import collectives, ops
+from sparkvod.core import collectives
 from sparkvod.core.compression import TopK
 from sparkvod.core.reducer import BucketPlan, Slot
 from sparkvod.torch import adapter
@@ -28,9 +28,8 @@ class TopKBucket(LossyBucket):
         names: Sequence[str],
         shapes: Sequence[torch.Size],
         reduction: Reduction,
-        size: int,
     ) -> None:
-        super().__init__(plan, names, shapes, reduction, size)
+        super().__init__(plan, names, shapes, reduction)
         self._lossy = lossy
         self._place_dtype = torch.int32 if plan.flags < 1 << 31 else torch.int64
         self._context: object = None  # what the compressor must know of the values
@@ -65,8 +64,7 @@ class TopKBucket(LossyBucket):
         (values, _), (places, _), (flags, _) = pending.wait()
         reduction = self.reduction
         values = reduction.compression.decompress(values, self._context)
-        factor = reduction.prescale * reduction.postscale / (self.size if reduction.op == ops.Average else 1)
         self.result.zero_()
         # One after the other on the CPU: all ranks add in the same order.
-        self.result.index_add_(0, places, values.to(self.dtype) * factor)
+        self.result.index_add_(0, places, values.to(self.dtype) * reduction.factor)
         self.told(flags.view(-1, len(self.plan.slots) + 1).any(dim=0))

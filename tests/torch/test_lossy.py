@@ -271,6 +271,8 @@ def check_saved_and_loaded() -> None:
         loaded = optimizer.compression_state()
         assert any(bool(error.any()) for error in loaded["errors"].values()) == (hvd.rank() == 0)
         assert loaded["steps"] == own["steps"] == 6
+        with pytest.raises(ValueError, match="without rank, errors was found.*compression_state"):
+            optimizer.load_compression_state({"size": 2, "steps": 1, "factors": {}})
         optimizer.load_compression_state(own)
         torch.testing.assert_close(optimizer.compression_state(), own, rtol=0, atol=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
