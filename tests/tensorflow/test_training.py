@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -211,6 +212,26 @@ def check_tf1_graph() -> None:
             np.testing.assert_allclose(session.run(variable), n - 1 - (np.arange(n) + 1.0).mean(), rtol=1e-6)
 
 
+def check_process_sets_at_once() -> None:
+    # A rank that is in two sets, with a thread for each, must name their operations as ranks that are in one do.
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    sets = [hvd.add_process_set([r, r + 1]) for r in range(hvd.size() - 1)] if hvd.size() > 2 else []
+    mine = [members for members in sets if members.included()]
+
+    def sums(members: Any) -> list[float]:
+        ones = tf.ones([3])
+        return [float(hvd.allreduce(ones, op=hvd.Sum, process_set=members)[0]) for _ in range(100)]
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(sums, mine)) == [[2.0] * 100] * len(mine)
+    hvd.barrier()
+    for members in sets:
+        assert hvd.remove_process_set(members)
+
+
 def check_errors_in_functions() -> None:
     import tensorflow as tf
 
@@ -342,6 +363,7 @@ SUITE = Suite(
         check_world_ops,
         check_functions_run_each_time,
         check_tf1_graph,
+        check_process_sets_at_once,
         check_errors_in_functions,
         check_keras_optimizer,
         check_sync_batch_normalization,
