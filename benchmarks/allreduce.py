@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import openmpi
 from benchmarks.harness import MIN_ROUNDS, Report, show
-from benchmarks.world import ENGINE_MEMORY, GLOO, KIB, MIB, MPI, OURS, Member, in_ranks
+from benchmarks.world import ENGINE_MEMORY, GLOO, KIB, MIB, MPI, OURS, Member, in_ranks, peers_of
 
 # Bytes of the tensors, and calls per round, by number of ranks: a round takes about a tenth of a second with gloo.
 CALLS = {
@@ -156,11 +155,7 @@ def idle_cores(seconds: float) -> float:
 
 def run(report: Report) -> None:
     """Measures worlds of 2, 4 and 8 ranks."""
-    peers = [GLOO]
-    if (why := openmpi.missing()) is None:
-        peers.append(MPI)
-    else:
-        report.miss(MPI, why)
+    peers = peers_of(report)
     for size, sizes in CALLS.items():
         sent = in_ranks(body, size, MIN_ROUNDS if report.quick or size > 4 else 7)
         measured, _, stats = sent[0]

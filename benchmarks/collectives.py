@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import openmpi
 from benchmarks.allreduce import faster_than_peers
 from benchmarks.harness import MIN_ROUNDS, Report, show
-from benchmarks.world import ENGINE_MEMORY, GLOO, MIB, MPI, OURS, Member, in_ranks
+from benchmarks.world import ENGINE_MEMORY, GLOO, MIB, OURS, Member, in_ranks, peers_of
 
 NAMES = ("allgather", "broadcast", "alltoall", "reducescatter")
 # Bytes, and calls per round, by number of ranks. They are of one rank's tensor; of allgather, of the result.
@@ -94,11 +93,7 @@ def body(member: Member) -> dict[str, dict[str, list[float]]]:
 
 def run(report: Report) -> None:
     """Measures worlds of 2, 4 and 8 ranks."""
-    peers = [GLOO]
-    if (why := openmpi.missing()) is None:
-        peers.append(MPI)
-    else:
-        report.miss(MPI, why)
+    peers = peers_of(report)
     for size in CALLS:
         for what, rounds in in_ranks(body, size, MIN_ROUNDS if report.quick or size > 2 else 7)[0].items():
             case = f"{what}, {size} ranks"

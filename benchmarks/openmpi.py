@@ -10,30 +10,25 @@ import importlib.util
 import json
 import os
 import select
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import program
+
 NAME = "Open MPI"
 DEADLINE_SECONDS = 60.0
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def missing() -> str | None:
     """Returns why there is no Open MPI here, None where there is one."""
     if importlib.util.find_spec("mpi4py") is None:
         return "not installed (mpi4py)"
-    if _mpirun() is None:
+    if program.tool("mpirun") is None:
         return "not installed (mpirun)"
     return None
-
-
-def _mpirun() -> str | None:
-    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    return shutil.which("mpirun", path=os.pathsep.join(folders))
 
 
 @contextlib.contextmanager
@@ -48,12 +43,12 @@ def world(folder: Path, size: int) -> Iterator[Path | None]:
     # A rank to a core is what it does by itself, where there are enough; else they must leave the cores to each other.
     crowded = size > len(os.sched_getaffinity(0))
     binding = ["--bind-to", "none"] if crowded else []
-    command = [str(_mpirun()), "--allow-run-as-root", "--oversubscribe", *binding, "-np", str(size)]
+    command = [str(program.tool("mpirun")), "--allow-run-as-root", "--oversubscribe", *binding, "-np", str(size)]
     process = subprocess.Popen(
         [*command, sys.executable, "-m", "benchmarks.openmpi_rank", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMPI_MCA_mpi_yield_when_idle": str(int(crowded))},
+        env={**os.environ, "PYTHONPATH": str(program.ROOT), "OMPI_MCA_mpi_yield_when_idle": str(int(crowded))},
         start_new_session=True,
     )
     try:

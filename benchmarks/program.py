@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD_SECONDS, RUN_SECONDS = 900, 120
 
 
-def _tool(name: str) -> str | None:
+def tool(name: str) -> str | None:
     """Returns a tool's path: of this Python's environment, else PATH's."""
     return shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
@@ -25,11 +25,11 @@ def build() -> Path:
         RuntimeError: there is no CMake, or the build failed; with the compiler's words.
     """
     folder = ROOT / "build" / "bench"
-    cmake = _tool("cmake")
+    cmake = tool("cmake")
     if cmake is None:
         raise RuntimeError("no cmake was found, which builds the native part of the benches; run 'pip install cmake'")
     if not (folder / "CMakeCache.txt").exists():
-        ninja = _tool("ninja")
+        ninja = tool("ninja")
         generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
         options = ["-DSPARKVOD_PYTHON=OFF", "-DSPARKVOD_BENCH=ON"]
         _say([cmake, "-S", str(ROOT), "-B", str(folder), *generator, *options], BUILD_SECONDS)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import openmpi, program
-from benchmarks.harness import alternate
+from benchmarks.harness import Report, alternate
 from benchmarks.meeting import Meeting
 
 DEADLINE_SECONDS = 600.0
@@ -60,6 +60,14 @@ class Member:
     def alternate(self, subjects: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
         """Measures the subjects in alternating rounds; rank 0's values count."""
         return alternate(subjects, self.rounds)
+
+
+def peers_of(report: Report) -> list[str]:
+    """Returns who is measured beside us; the report is told why Open MPI is missing where it is."""
+    if (why := openmpi.missing()) is not None:
+        report.miss(MPI, why)
+        return [GLOO]
+    return [GLOO, MPI]
 
 
 def _rank(
