@@ -1,4 +1,4 @@
-"""Small models and data that the optimizer's checks train, and the single process that they are compared with."""
+"""What the optimizer's checks train with: models, data, a compressor; and the one process they are compared with."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ import torch
 from torch import nn
 
 Maker = Callable[[Iterable[Any]], torch.optim.Optimizer]
+
+
+class Halved:
+    """A compressor that does more than cast."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> Any:
+        return tensor / 2, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor * 2
 
 
 def mlp(seed: int = 0) -> nn.Sequential:

@@ -16,6 +16,7 @@ from torch import nn
 from sparkvod import config
 from sparkvod.errors import MismatchError
 from tests.contracts.worlds import Suite, run_in_world
+from tests.torch.models import Halved
 
 
 def join() -> None:
@@ -90,7 +91,7 @@ def check_options() -> None:
 
 def check_compressor_of_the_users() -> None:
     words = r"parameter 0: .*\[4, 2\] float32"
-    _refused(_mine(lambda other: nn.Linear(2, 4) if other else nn.Linear(4, 2)), words, compression=Halves)
+    _refused(_mine(lambda other: nn.Linear(2, 4) if other else nn.Linear(4, 2)), words, compression=Halved)
 
 
 def check_parameters_added_later() -> None:
@@ -108,20 +109,10 @@ def check_parameters_added_later() -> None:
             optimizer.step()
 
 
-class Halves:
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> Any:
-        return tensor / 2, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor * 2
-
-
 def check_parameters_that_only_one_rank_adds() -> None:
     import sparkvod.torch as hvd
 
-    for compression in (hvd.Compression.none, Halves):
+    for compression in (hvd.Compression.none, Halved):
         for thaws in (False, True):
             model = nn.Linear(2, 2)
             frozen = nn.Parameter(torch.zeros(3), requires_grad=False)

@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="the PyTorch front end needs torch")
 import torch
 
 from tests.contracts.worlds import run_in_world
+from tests.torch.models import Halved
 
 # B backward, S synchronize, T step, K step within skip_synchronize, Z zero_grad, z zero_grad(set_to_none=False),
 # N gradients set to None, M the model's zero_grad, C gradients clipped in place, R gradients replaced, W the
@@ -123,18 +124,6 @@ def sequences_on_a_rank(compression: str) -> list[str]:
     if hvd.allreduce(torch.ones(1), op=hvd.Sum).item() != size:
         wrong.append("the world did not go on")
     return wrong
-
-
-class Halved:
-    """A compressor that does more than cast."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> Any:
-        return tensor / 2, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor * 2
 
 
 @pytest.mark.timeout(90)
