@@ -223,7 +223,8 @@ def check_compressor(compression: Any, lossy: bool = False) -> None:
     if is_lossy and not lossy:
         raise ValueError(
             f"compression={compression} was found, which adds to each step what the steps before left out, so that it "
-            "works in sparkvod.torch's DistributedOptimizer; Compression.none, .fp16 or .bf16 was expected here"
+            "works in sparkvod.torch's DistributedOptimizer and in TorchEstimator only; Compression.none, .fp16 or "
+            ".bf16 was expected here"
         )
     if not is_lossy and not all(callable(getattr(compression, method, None)) for method in ("compress", "decompress")):
         usable = ".fp16, .bf16, .topk(ratio), .powersgd(rank)" if lossy else ".fp16, .bf16"

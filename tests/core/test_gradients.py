@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkvod.core import basics
-from sparkvod.core.compression import NoneCompressor
+from sparkvod.core.compression import NoneCompressor, TopK
 from sparkvod.core.gradients import GradientPlan, check_predivide, chunks, groups_of
 from sparkvod.core.ops import Average, Sum
 from sparkvod.core.process_sets import ProcessSet
@@ -39,6 +39,11 @@ def test_groups() -> None:
     for wrong in (-1, True, "ab", ["a"], 1.5):
         with pytest.raises(ValueError, match="lists of parameters were expected"):
             groups_of(wrong, 0, "parameters")
+
+
+def test_compression_that_needs_the_optimizers_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"compression=TopK\(ratio=0.1\) was found.*\.bf16 was expected"):
+        GradientPlan(TopK(0.1))
 
 
 @pytest.mark.parametrize(
