@@ -173,6 +173,28 @@ def explained(error: TypeError, name: object, *scales: object) -> Exception:
     return error
 
 
+def check_differentiable(op: int, remedy: str) -> None:
+    """Checks the op of a reduction whose gradient is asked for; ``remedy`` says how the framework does without.
+
+    Raises:
+        ValueError: it is neither ``Average`` nor ``Sum``.
+    """
+    if op not in _GRADIENTS:
+        raise ValueError(
+            f"the gradient of a reduction with op={OP_NAMES[op]} was asked for, Average or Sum was expected; {remedy}"
+        )
+
+
+def check_rows(dims: int | None, what: str, remedy: str) -> None:
+    """Checks that a tensor of ``dims`` dimensions (None: not known yet) has rows; ``remedy`` gives it some.
+
+    Raises:
+        ValueError: it is a scalar.
+    """
+    if dims == 0:
+        raise ValueError(f"{what} of a scalar was found, at least one dimension was expected; {remedy}")
+
+
 def check_distinct(places: Sequence[tuple[int, int]], name: str) -> None:
     """Checks that no memory is reduced twice in one operation in place, which would depend on the algorithm.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparkvod.core import basics, objects
+from sparkvod.core import objects
 from sparkvod.core.ops import own_set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.errors import MismatchError
@@ -147,5 +147,4 @@ def allgather_object(
         name: name of the operation, for messages; the same on all ranks.
         process_set: the ranks that take part, by default all; this is one of them.
     """
-    basics.engine()
     return objects.allgather_object(obj, name, process_set)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from sparkvod.core import basics, collectives
 from sparkvod.core.compression import check_compressor
-from sparkvod.core.ops import Average, Sum, allreduce_op, check_root, reducescatter_op, set_id
+from sparkvod.core.ops import Average, Sum, allreduce_op, check_root, check_rows, reducescatter_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.tensorflow import naming, raw
 from sparkvod.tensorflow.compression import Compression
@@ -243,7 +243,7 @@ def alltoall(
     """
     members = set_id(process_set)
     (sent,) = raw.tensors([tensor])
-    _check_rows(sent, "alltoall")
+    check_rows(sent.shape.rank, "alltoall", "use tf.reshape")
     rows = tf.zeros([0], tf.int64) if splits is None else _splits(splits)
     received, counts = naming.run("alltoall", name, sent, lambda name: raw.alltoall(sent, rows, name, members), members)
     return received if splits is None else (received, tf.cast(counts, tf.int32))
@@ -257,11 +257,6 @@ def _splits(splits: Any) -> Any:
             f"for each of {basics.size()} ranks, were expected"
         )
     return tf.cast(found, tf.int64)
-
-
-def _check_rows(tensor: Any, what: str) -> None:
-    if tensor.shape.rank == 0:
-        raise ValueError(f"{what} of a scalar was found, at least one dimension was expected; use tf.reshape")
 
 
 @as_written
@@ -313,7 +308,7 @@ def grouped_reducescatter(
     pairs = [compression.compress(tensor) for tensor in raw.tensors(tensors)]
     sent = [tensor for tensor, _ in pairs]
     for tensor in sent:
-        _check_rows(tensor, "reducescatter")
+        check_rows(tensor.shape.rank, "reducescatter", "use tf.reshape")
     scattered = naming.run(
         "reducescatter",
         name,

@@ -145,11 +145,7 @@ def _set_of(op: Any) -> int:
 
 def _differentiable(op: Any) -> int:
     code = int(op.get_attr("reduce_op"))
-    if code not in (ops.Average, ops.Sum):
-        raise ValueError(
-            f"the gradient of a reduction with op={ops.OP_NAMES[code]} was asked for, Average or Sum was expected; "
-            "put tf.stop_gradient around it"
-        )
+    ops.check_differentiable(code, "put tf.stop_gradient around it")
     return code
 
 

@@ -13,11 +13,7 @@ from sparkvod.torch import adapter
 
 
 def _check_differentiable(op: int) -> None:
-    if op not in (ops.Average, ops.Sum):
-        raise ValueError(
-            f"the gradient of an allreduce with op={ops.OP_NAMES[op]} was asked for, "
-            "Average or Sum was expected; detach the tensor"
-        )
+    ops.check_differentiable(op, "detach the tensor")
 
 
 def _place(members: int) -> int:

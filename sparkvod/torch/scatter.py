@@ -14,7 +14,7 @@ from sparkvod.core import collectives, handles
 from sparkvod.core.compression import check_compressor
 from sparkvod.core.handles import Pending
 from sparkvod.core.names import new_name, now
-from sparkvod.core.ops import reducescatter_op, set_id
+from sparkvod.core.ops import check_rows, reducescatter_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.torch import adapter, autograd
 from sparkvod.torch.compression import Compression
@@ -56,8 +56,8 @@ def _then(pending: Pending, change: Any) -> Pending:
 
 
 def _check_rows(tensor: Any, what: str) -> None:
-    if isinstance(tensor, torch.Tensor) and tensor.dim() == 0:
-        raise ValueError(f"{what} of a scalar was found, at least one dimension was expected; use view(1)")
+    if isinstance(tensor, torch.Tensor):
+        check_rows(tensor.dim(), what, "use view(1)")
 
 
 def alltoall_async(

@@ -122,11 +122,7 @@ def _grad(name: str | None) -> str | None:
 
 
 def _differentiable(op: int) -> None:
-    if op not in (ops.Average, ops.Sum):
-        raise ValueError(
-            f"the gradient of a reduction with op={ops.OP_NAMES[op]} was asked for, Average or Sum was expected; put "
-            "jax.lax.stop_gradient around it"
-        )
+    ops.check_differentiable(op, "put jax.lax.stop_gradient around it")
 
 
 def reduced(
@@ -261,7 +257,7 @@ def grouped_reducescatter(
 
     def scattered(sent: list[Any]) -> list[Any]:
         for tensor in sent:
-            _check_rows(tensor, "reducescatter")
+            ops.check_rows(tensor.ndim, "reducescatter", "reshape it")
         shapes = [(_share(t.shape[0], place, len(ranks)), *t.shape[1:]) for t in sent]
 
         def back(grads: Sequence[Any]) -> list[Any]:
@@ -286,11 +282,6 @@ def _share(rows: int, place: int, size: int) -> int:
     return rows // size + (place < rows % size)
 
 
-def _check_rows(tensor: Any, what: str) -> None:
-    if not tensor.ndim:
-        raise ValueError(f"{what} of a scalar was found, at least one dimension was expected; reshape it")
-
-
 def alltoall(
     value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -300,7 +291,7 @@ def alltoall(
         ValueError: the splits are no integers, or it is called with splits in code that JAX compiles.
     """
     members, sent = ops.set_id(process_set), tensor_of(value)
-    _check_rows(sent, "alltoall")
+    ops.check_rows(sent.ndim, "alltoall", "reshape it")
     counts = None if splits is None else _splits(splits)
     received: list[int] = []
 
