@@ -189,6 +189,26 @@ def callbacks(value: Any) -> list[Any]:
     return value
 
 
+def refuse_classes(name: str, value: Any, base: type) -> None:
+    """Refuses a class where an instance is meant, also within lists and dicts: calling it would make an instance.
+
+    Args:
+        name: the Param.
+        value: what it holds.
+        base: classes below it are refused; others may be functions.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            refuse_classes(name, item, base)
+    elif isinstance(value, type) and issubclass(value, base):
+        raise ValueError(
+            f"the class {value.__name__} was found in {name}, an instance of it was expected; write {value.__name__}()"
+        )
+
+
 def numbers_or_dict(value: Any) -> Any:
     """Takes a list of finite numbers, or a dict of them."""
     if isinstance(value, dict):

@@ -16,6 +16,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 import sparkvod
 from sparkvod import log
+from sparkvod.estimators.parts import dump_part
 
 if TYPE_CHECKING:
     from sparkvod.estimators.params import TableParams
@@ -44,7 +45,7 @@ class Saved(MLReadable, MLWritable):
 
     def _dump(self, name: str, value: Any) -> bytes:
         """Returns the value of a Param, that is not JSON, as bytes; frameworks know better for some."""
-        return cloudpickle.dumps(value)
+        return dump_part(name, value)
 
     def _load(self, name: str, content: bytes) -> Any:
         """Returns what :meth:`_dump` wrote."""

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from sparkvod.errors import DataError
+from sparkvod.estimators import trying
 from sparkvod.estimators.columns import ColumnLike, Input, Label
 from sparkvod.estimators.keras import checking, packing
 from sparkvod.estimators.keras.custom import names_of
 from sparkvod.estimators.keras.loop import Loop
 from sparkvod.estimators.keras.losses import by_label
 from sparkvod.estimators.keras.model_io import Feed, labels
+from sparkvod.estimators.parts import dump_part
 
 
 class Parts:
@@ -58,8 +59,8 @@ def pack(parts: dict[str, Any], model: Any, custom_objects: dict[str, Any]) -> b
         custom_objects: classes and functions by name.
     """
     objects = {**names_of(list(parts.values())), **custom_objects}
-    packed = {name: packing.dump_part(name, packing.taken_apart(part)) for name, part in parts.items()}
-    packed["custom_objects"] = packing.dump_part("custom_objects", objects)
+    packed = {name: dump_part(name, packing.taken_apart(part)) for name, part in parts.items()}
+    packed["custom_objects"] = dump_part("custom_objects", objects)
     packed["model"] = packing.dump_model(model, objects)
     return pickle.dumps(packed)
 
@@ -112,11 +113,11 @@ def build(
         jit_compile=False,
     )
     loop = Loop(feed, terms, [1.0 if factor is None else float(factor) for factor in factors], own_loss)
-    nothing = {c.name: np.zeros((checking.ROWS, *c.shape), c.dtype) for c in label_columns}
-    made = [keras.ops.convert_to_tensor(array) for array in labels(planned, nothing, checking.ROWS)]
-    weights = keras.ops.ones((checking.ROWS,)) if weighted else None
+    nothing = {column.name: trying.nothing(column) for column in label_columns}
+    made = [keras.ops.convert_to_tensor(array) for array in labels(planned, nothing, trying.ROWS)]
+    weights = keras.ops.ones((trying.ROWS,)) if weighted else None
     try:
-        loop.build([keras.ops.convert_to_tensor(array) for array in checking.zeros(inputs)], made, weights)
+        loop.build([keras.ops.convert_to_tensor(array) for array in trying.zeros(inputs)], made, weights)
     except Exception as error:
         raise DataError(
             f"the metrics cannot be computed from the model's outputs and the labels ({type(error).__name__}: "

@@ -155,7 +155,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
 
         if name == "model":
             return packing.dump_model(value, self.value("custom_objects"), bare=False)
-        return packing.dump_part(name, packing.taken_apart(value))
+        return super()._dump(name, packing.taken_apart(value))
 
     def _load(self, name: str, content: bytes) -> Any:
         from sparkvod.estimators.keras import packing

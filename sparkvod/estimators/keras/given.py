@@ -10,10 +10,12 @@ import keras
 
 from sparkvod import log
 from sparkvod.estimators.callbacks import Callback
+from sparkvod.estimators.checks import refuse_classes
 from sparkvod.estimators.keras import checking, packing, steps
 from sparkvod.estimators.keras.best import Wanted
 from sparkvod.estimators.keras.callbacks import KerasCallbacks
 from sparkvod.estimators.keras.model_io import Feed
+from sparkvod.estimators.parts import dump_part
 from sparkvod.keras import backends
 
 _LOG = log.get("estimators")
@@ -40,8 +42,8 @@ def check(estimator: Any, given: dict[str, Any]) -> None:
             "no loss was found, and the model is not compiled with one; one was expected, such as loss='mse', a "
             "keras.losses.Loss, or a list with one per label"
         )
-    _refuse_classes("loss", given["loss"], keras.losses.Loss)
-    _refuse_classes("metrics", given["metrics"], keras.metrics.Metric)
+    refuse_classes("loss", given["loss"], keras.losses.Loss)
+    refuse_classes("metrics", given["metrics"], keras.metrics.Metric)
     labels, weights = estimator.value("label_cols"), given["loss_weights"]
     if isinstance(weights, (list, tuple)) and len(weights) != len(labels):
         raise ValueError(f"loss_weights={weights} was found, one number per label ({len(labels)}) was expected")
@@ -113,18 +115,6 @@ def _check_optimizer(given: Any, scale_lr: bool) -> None:
         )
 
 
-def _refuse_classes(name: str, value: Any, base: type) -> None:
-    """Refuses a class where an instance is meant."""
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(item, (list, tuple, dict)):
-            _refuse_classes(name, item, base)
-        elif isinstance(item, type) and issubclass(item, base):
-            raise ValueError(
-                f"the class {item.__name__} was found in {name}, an instance of it was expected; "
-                f"write {item.__name__}()"
-            )
-
-
 def optimizer(given: Any) -> tuple[Any, bytes | None]:
     """Returns an optimizer of Keras, and its state if it has taken steps."""
     made = keras.optimizers.get(given) if isinstance(given, (str, dict)) else given
@@ -178,7 +168,7 @@ def callbacks(found: list[Any], store: Any = None, run_id: str = "") -> list[Any
             )
         if isinstance(callback, keras.callbacks.Callback):
             if callback is own[0]:
-                others.append(KerasCallbacks(packing.dump_part("callbacks", own), store, run_id))
+                others.append(KerasCallbacks(dump_part("callbacks", own), store, run_id))
         elif isinstance(callback, Callback):
             others.append(callback)
         else:

@@ -39,7 +39,7 @@ class KerasModel(ModelBase, table=table.of(table.MODEL, "keras")):
 
         if name == "model":
             return packing.dump_model(value, self.value("custom_objects"), bare=False)
-        return packing.dump_part(name, value)
+        return super()._dump(name, value)
 
     def _load(self, name: str, content: bytes) -> Any:
         from sparkvod.estimators.keras import packing

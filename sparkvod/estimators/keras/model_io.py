@@ -148,11 +148,23 @@ class Feed:
         Raises:
             TypeError: it returned something else than tensors.
         """
+        return self.outputs(self.run(tensors, training))
+
+    def run(self, tensors: Sequence[Any], training: bool) -> Any:
+        """Returns what the model returns."""
         if self._structure is not None:
             packed = keras.tree.pack_sequence_as(self._structure, list(tensors))
         else:
             packed = tensors[0] if len(tensors) == 1 else list(tensors)
-        found = keras.tree.flatten(self.model(packed, training=training))
+        return self.model(packed, training=training)
+
+    def outputs(self, result: Any) -> list[Any]:
+        """Returns the outputs in the labels' order, of what the model returned.
+
+        Raises:
+            TypeError: that has something else than tensors in it.
+        """
+        found = keras.tree.flatten(result)
         for item in found:
             if not keras.ops.is_tensor(item):
                 raise TypeError(f"a model that returns a {type(item).__name__} was found, tensors were expected")

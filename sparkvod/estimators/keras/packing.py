@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import keras
 import numpy as np
 
 from sparkvod.errors import DataError
 from sparkvod.estimators.keras.custom import found_in
+from sparkvod.estimators.parts import dump_part
 
 _OBJECTS = "sparkvod_objects.pkl"
 
@@ -145,21 +145,6 @@ def put_together(value: Any, custom_objects: Mapping[str, Any]) -> Any:
         return value
     with keras.saving.custom_object_scope(dict(custom_objects)):
         return value.cls.from_config(dict(value.config))  # type: ignore[attr-defined]
-
-
-def dump_part(name: str, part: Any) -> bytes:
-    """Returns what the user passed as the Param ``name``, pickled.
-
-    Raises:
-        TypeError: it cannot be pickled.
-    """
-    try:
-        return cloudpickle.dumps(part)
-    except Exception as error:
-        raise TypeError(
-            f"{name} cannot be pickled ({type(error).__name__}: {error}), something that can be sent to the workers "
-            "was expected; it must not hold a Spark session, a lock, a file or a connection"
-        ) from error
 
 
 # ---- variables ------------------------------------------------------------------------------------------------------

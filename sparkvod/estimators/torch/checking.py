@@ -13,14 +13,14 @@ from torch import nn
 
 from sparkvod import log
 from sparkvod.errors import DataError
-from sparkvod.estimators.columns import ColumnLike, Input, Label, numpy_dtype
+from sparkvod.estimators import trying
+from sparkvod.estimators.columns import ColumnLike, Input, Label
 from sparkvod.estimators.torch import model_io
 from sparkvod.estimators.torch.losses import LossTerm
+from sparkvod.estimators.trying import ROWS
 
 _LOG = log.get("estimators")
 
-#: Prime, so that it is no dimension of anybody's data by chance.
-_ROWS = 3
 _FOR_ONE = " (for two classes and one output per row, BCEWithLogitsLoss is the loss)"
 
 
@@ -56,19 +56,9 @@ def output_tails(
         DataError: the model cannot take the inputs, or what it returns fits neither labels nor losses.
     """
     outputs = _forward(model, inputs)
-    names = ", ".join(column.name for column in columns)
-    if len(outputs) != len(columns):
-        raise DataError(
-            f"a model with {len(outputs)} outputs was found, one per label ({len(columns)}: {names}) was expected; "
-            "change label_cols, or return a tuple with one tensor per label"
-        )
+    trying.require_one_per_label(len(outputs), columns, "return a tuple with one tensor per label")
     for output, column in zip(outputs, columns, strict=True):
-        if output.ndim == 0 or output.shape[0] != _ROWS:
-            raise DataError(
-                f"a model that makes an output of shape {list(output.shape)} from {_ROWS} rows was found for "
-                f"label {column.name!r}, "
-                f"one with {_ROWS} as its first dimension was expected; do not reduce over the rows"
-            )
+        trying.require_rows(output.shape, f" for label {column.name!r}")
     found = [tuple(output.shape[1:]) for output in outputs]
     default = default_dtype(model)
     if terms is None:
@@ -89,20 +79,12 @@ def output_tails(
 
 
 def _forward(model: nn.Module, inputs: Sequence[Input]) -> list[torch.Tensor]:
-    arrays = [model_io.tensor(np.zeros((_ROWS, *i.tail), numpy_dtype(i.dtype)), i.dtype) for i in inputs]
-    shapes = ", ".join(
-        f"[rows, {', '.join(map(str, i.tail))}] {i.dtype}" if i.tail else f"[rows] {i.dtype}" for i in inputs
-    )
+    arrays = [model_io.tensor(array, i.dtype) for array, i in zip(trying.zeros(inputs), inputs, strict=True)]
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             result = model.eval()(*arrays)
     except Exception as error:
-        raise DataError(
-            f"the model cannot take its {len(inputs)} input{'s' * (len(inputs) > 1)} of {shapes} "
-            f"({type(error).__name__}: {error}); change input_shapes (one shape per feature column, or one for "
-            "all of them side "
-            "by side), input_dtypes, or the model"
-        ) from error
+        raise trying.cannot_take(inputs, error) from error
     return model_io.outputs(result)
 
 
@@ -112,7 +94,7 @@ def _label(
     """Returns how a column makes the label that its loss takes, tried on zeros."""
     width = math.prod(column.shape)
     shape = column.shape if tail is None else tail
-    same = width * _ROWS == output.numel()
+    same = width * ROWS == output.numel()
     if term.pairs and not same:
         raise _unfit(column, output, shape, term, "as many numbers in both were expected")
     wants_classes = term.takes_classes and (not same or output.ndim == 1)
@@ -148,7 +130,7 @@ def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike)
         value = copy.copy(term).loss(leaf, fitted)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"it returned a {type(value).__name__}, a tensor was expected")
-    if value.ndim and value.shape[0] != _ROWS:
+    if value.ndim and value.shape[0] != ROWS:
         raise ValueError(f"it returned the shape {list(value.shape)}, one number, or one per row, was expected")
     if leaf.requires_grad and not value.requires_grad:
         raise ValueError("its result does not depend on the output")
@@ -157,8 +139,7 @@ def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike)
 
 
 def _zeros(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> torch.Tensor:
-    zeros = np.zeros((_ROWS, *column.shape), column.dtype)
-    made = model_io.labels([label], {column.name: zeros}, _ROWS)
+    made = model_io.labels([label], {column.name: trying.nothing(column)}, ROWS)
     return model_io.fit_labels([term], [label], [output], made)[0]
 
 
@@ -201,10 +182,4 @@ def index_hint(model: nn.Module, inputs: Sequence[Input], tensors: Sequence[torc
 
 
 def _unfit(column: ColumnLike, output: torch.Tensor, shape: Sequence[int], term: LossTerm, expected: str) -> DataError:
-    made = ", ".join(["rows", *map(str, output.shape[1:])])
-    has = ", ".join(["rows", *map(str, shape)])
-    return DataError(
-        f"the model's output for label {column.name!r} has the shape [{made}], the label [{has}] "
-        f"({column.dtype}), and the loss is "
-        f"{term.name}: {expected}; change the model's last layer, label_shapes, or the loss"
-    )
+    return trying.unfit(column, output.shape[1:], shape, term.name, expected)

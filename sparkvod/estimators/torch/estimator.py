@@ -9,6 +9,8 @@ from typing import Any
 
 from sparkvod.estimators import columns, table, values
 from sparkvod.estimators.base import EstimatorBase
+from sparkvod.estimators.checks import refuse_classes
+from sparkvod.estimators.parts import dump_part
 from sparkvod.estimators.plan import Plan
 from sparkvod.estimators.task import TrainResult
 from sparkvod.estimators.torch.model import TorchModel
@@ -87,8 +89,8 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
             raise ValueError(
                 f"loss={self.value('loss')!r} was found, a function or module was expected, such as torch.nn.MSELoss()"
             )
-        _refuse_classes("loss", self.value("loss"))
-        _refuse_classes("metrics", self.value("metrics"))
+        refuse_classes("loss", self.value("loss"), nn.Module)
+        refuse_classes("metrics", self.value("metrics"), nn.Module)
         labels = self.value("label_cols")
         weights = self.value("loss_weights")
         if weights is not None and len(weights) != len(labels):
@@ -104,10 +106,10 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
         from sparkvod.estimators.torch import given, packing
 
         model, optimizer = self.value("model"), self.value("optimizer")
-        parts = {name: packing.dump_part(name, self.value(name)) for name in _PARTS}
+        parts = {name: dump_part(name, self.value(name)) for name in _PARTS}
         parts["model"] = packing.dump_model(model)
         sent = optimizer if _is_function(optimizer) else packing.detach(optimizer, model)
-        parts["optimizer"] = packing.dump_part("optimizer", sent)
+        parts["optimizer"] = dump_part("optimizer", sent)
         schedule = self.value("lr_scheduler")
         if schedule is not None or _is_function(optimizer):  # what they make, of copies, as the ranks will
             copied, sent = packing.load_model(parts["model"]), pickle.loads(parts["optimizer"])
@@ -175,7 +177,7 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
             return packing.dump_model(value)
         if name == "optimizer" and not _is_function(value) and self.value("model") is not None:
             value = packing.detach(value, self.value("model"))
-        return packing.dump_part(name, value)
+        return super()._dump(name, value)
 
     def _load(self, name: str, content: bytes) -> Any:
         from sparkvod.estimators.torch import packing
@@ -204,20 +206,6 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
             loss_constructors=self.value("loss_constructors"),
             **params,
         )
-
-
-def _refuse_classes(name: str, value: Any) -> None:
-    """Refuses a module's class where an instance is meant: called with output and label it would make one of them."""
-    from torch import nn
-
-    for item in value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(item, (list, tuple)):
-            _refuse_classes(name, item)
-        elif isinstance(item, type) and issubclass(item, nn.Module):
-            raise ValueError(
-                f"the class {item.__name__} was found in {name}, an instance of it was expected; write "
-                f"{item.__name__}()"
-            )
 
 
 def _is_function(optimizer: Any) -> bool:

@@ -42,7 +42,7 @@ class TorchModel(ModelBase, table=table.of(table.MODEL, "torch")):
             return packing.dump_model(value)
         if name == "optimizer" and not isinstance(value, packing.DetachedOptimizer):
             value = packing.detach(value, self.getModel())
-        return packing.dump_part(name, value)
+        return super()._dump(name, value)
 
     def _load(self, name: str, content: bytes) -> Any:
         from sparkvod.estimators.torch import packing

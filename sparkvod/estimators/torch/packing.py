@@ -100,19 +100,3 @@ def _exchange(optimizer: torch.optim.Optimizer, mapped: Any) -> torch.optim.Opti
     ]
     other.state = defaultdict(dict, {mapped(p): copy.deepcopy(state) for p, state in optimizer.state.items()})
     return other
-
-
-def dump_part(name: str, part: Any) -> bytes:
-    """Returns what the user passed as the Param ``name``, pickled.
-
-    Raises:
-        TypeError: it cannot be pickled.
-    """
-    try:
-        return cloudpickle.dumps(part)
-    except Exception as error:
-        raise TypeError(
-            f"{name} cannot be pickled ({type(error).__name__}: {error}), something that can be sent to the "
-            "workers was "
-            "expected; it must not hold a Spark session, a lock, a file or a connection"
-        ) from error
