@@ -89,27 +89,34 @@ void Communicator::MoveIn(const std::vector<int64_t>& offsets) {
   }
 }
 
+Result Communicator::TrySend(int to, const void* data, size_t bytes, size_t* moved, Step* step) {
+  if (*moved >= bytes) return {};
+  size_t n = 0;
+  const char* const left = static_cast<const char*>(data) + *moved;
+  if (Result r = channel(to).TrySend(left, bytes - *moved, &n); !r.ok()) return Blame(to, r);
+  *moved += n;
+  if (n > 0) *step = Step::kMoved;
+  return {};
+}
+
+Result Communicator::TryRecv(int from, void* data, size_t bytes, size_t* moved, Step* step) {
+  if (*moved >= bytes) return {};
+  size_t n = 0;
+  char* const left = static_cast<char*>(data) + *moved;
+  if (Result r = channel(from).TryRecv(left, bytes - *moved, &n); !r.ok()) return Blame(from, r);
+  *moved += n;
+  if (n > 0) *step = Step::kMoved;
+  return {};
+}
+
 Result Communicator::SendRecv(int to, const void* out, size_t out_bytes, int from, void* in,
                               size_t in_bytes) {
-  const char* out_at = static_cast<const char*>(out);
-  char* in_at = static_cast<char*>(in);
+  size_t sent = 0, received = 0;
   return Progress(kForMessage, in_bytes > 0 ? from : to, [&](Step* step) -> Result {
     *step = Step::kStuck;
-    if (out_bytes > 0) {
-      size_t n = 0;
-      if (Result r = channel(to).TrySend(out_at, out_bytes, &n); !r.ok()) return Blame(to, r);
-      out_at += n;
-      out_bytes -= n;
-      if (n > 0) *step = Step::kMoved;
-    }
-    if (in_bytes > 0) {
-      size_t n = 0;
-      if (Result r = channel(from).TryRecv(in_at, in_bytes, &n); !r.ok()) return Blame(from, r);
-      in_at += n;
-      in_bytes -= n;
-      if (n > 0) *step = Step::kMoved;
-    }
-    if (out_bytes == 0 && in_bytes == 0) *step = Step::kDone;
+    SPARKVOD_TRY(TrySend(to, out, out_bytes, &sent, step));
+    SPARKVOD_TRY(TryRecv(from, in, in_bytes, &received, step));
+    if (sent == out_bytes && received == in_bytes) *step = Step::kDone;
     return {};
   });
 }

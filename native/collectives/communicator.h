@@ -89,6 +89,10 @@ class Communicator {
 
   // What an attempt says.
   enum class Step { kDone, kMoved, kStuck };
+  // One try to send, or receive, what is left of the `bytes` of `data`, of which `*moved` have gone
+  // before; when any more go, the step is kMoved. An error names the peer.
+  Result TrySend(int to, const void* data, size_t bytes, size_t* moved, Step* step);
+  Result TryRecv(int from, void* data, size_t bytes, size_t* moved, Step* step);
   // One try of `attempt`; while it is stuck, tries for the spinning time, then once more after a
   // sleep of at most `most_ms` (-1: for ever) that ends at news of kind `state`.
   template <typename Attempt>

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "native/collectives/reduce_step.h"
+
 namespace sparkvod {
 namespace {
 
@@ -32,7 +34,6 @@ constexpr uint64_t kAsidePs = 200;                   // a byte that arrives in f
 constexpr uint64_t kMeetPs = 3 * kUs;                // all ranks of a host wait for each other
 constexpr uint64_t kTcpNs = 8000, kSharedNs = 6000;  // of CPU, to send and receive a message
 constexpr uint64_t kSharedBetaPs = 250;              // a byte through a ring in shared memory
-constexpr uint64_t kPieceBytes = 128 << 10;          // what is passed on at a time
 // Exchanges with changing partners begin with an idle connection each.
 constexpr uint64_t WithPairs(uint64_t beta_ps) { return beta_ps + beta_ps / 16; }
 // So that no cost overflows; the choice does not change beyond.
@@ -162,7 +163,8 @@ uint64_t BroadcastCost(Algorithm algorithm, uint64_t bytes, const Layout& layout
     case Algorithm::kTree:
       return Log2(n, true) * (alpha + bytes * beta);
     case Algorithm::kChain:
-      return (n - 1) * alpha + bytes * beta + (n - 2) * std::min(bytes, kPieceBytes) * beta;
+      return (n - 1) * alpha + bytes * beta +
+             (n - 2) * std::min<uint64_t>(bytes, kStepPieceBytes) * beta;
     default:
       return kNever;
   }

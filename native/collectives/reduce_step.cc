@@ -9,36 +9,24 @@ Result ReduceStep(Communicator& comm, int to, const char* out, size_t out_bytes,
                   std::vector<char>* piece) {
   if (const size_t most = std::min(kStepPieceBytes, in_bytes); piece->size() < most)
     piece->resize(most);
+  size_t sent = 0;
   size_t held = 0;  // bytes received into `piece`
   return comm.Progress(
       kForMessage, in_bytes > 0 ? from : to, [&](Communicator::Step* step) -> Result {
         *step = Communicator::Step::kStuck;
-        if (out_bytes > 0) {
-          size_t sent = 0;
-          if (Result r = comm.channel(to).TrySend(out, out_bytes, &sent); !r.ok())
-            return comm.Blame(to, r);
-          out += sent;
-          out_bytes -= sent;
-          if (sent > 0) *step = Communicator::Step::kMoved;
+        SPARKVOD_TRY(comm.TrySend(to, out, out_bytes, &sent, step));
+        const size_t want = std::min(kStepPieceBytes, in_bytes);
+        SPARKVOD_TRY(comm.TryRecv(from, piece->data(), want, &held, step));
+        if (held > 0 && held == want) {
+          const void* srcs[2] = {piece->data(), addend};
+          void* dst = sum;
+          BestKernels().sum_to(dtype, &dst, 1, srcs, 2, held / SizeOf(dtype), finish);
+          sum += held;
+          addend += held;
+          in_bytes -= held;
+          held = 0;
         }
-        if (in_bytes > 0) {
-          const size_t want = std::min(kStepPieceBytes, in_bytes) - held;
-          size_t got = 0;
-          if (Result r = comm.channel(from).TryRecv(piece->data() + held, want, &got); !r.ok())
-            return comm.Blame(from, r);
-          held += got;
-          if (got > 0) *step = Communicator::Step::kMoved;
-          if (got == want) {
-            const void* srcs[2] = {piece->data(), addend};
-            void* dst = sum;
-            BestKernels().sum_to(dtype, &dst, 1, srcs, 2, held / SizeOf(dtype), finish);
-            sum += held;
-            addend += held;
-            in_bytes -= held;
-            held = 0;
-          }
-        }
-        if (out_bytes == 0 && in_bytes == 0) *step = Communicator::Step::kDone;
+        if (sent == out_bytes && in_bytes == 0) *step = Communicator::Step::kDone;
         return {};
       });
 }

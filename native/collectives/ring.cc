@@ -51,6 +51,12 @@ Result RingAllgather(Communicator& comm, char* data, const std::vector<size_t>& 
   return {};
 }
 
+Result RingAllgather(Communicator& comm, char* data, size_t bytes) {
+  std::vector<size_t> offsets;
+  for (int r = 0; r <= comm.size(); ++r) offsets.push_back(static_cast<size_t>(r) * bytes);
+  return RingAllgather(comm, data, offsets);
+}
+
 // Step s passes block me-s-1 on, as it was received and added to in the step before, and adds block
 // me-s-2 of the own input to what comes; in the last step that is the own block.
 Result RingReducescatter(Communicator& comm, DType dtype, const void* in, void* out,
@@ -99,29 +105,15 @@ Result ChainBroadcast(Communicator& comm, void* data, size_t bytes, int root) {
   const int n = comm.size(), place = (comm.rank() - root + n) % n;
   const int next = (comm.rank() + 1) % n, before = (comm.rank() + n - 1) % n;
   char* const base = static_cast<char*>(data);
-  size_t have = place == 0 ? bytes : 0;      // bytes that are here
-  size_t give = place == n - 1 ? 0 : bytes;  // bytes yet to pass on
+  size_t have = place == 0 ? bytes : 0;       // bytes that are here
+  size_t given = place == n - 1 ? bytes : 0;  // bytes that need not be passed on any more
   return comm.Progress(
       kForMessage, place == 0 ? next : before, [&](Communicator::Step* step) -> Result {
         *step = Communicator::Step::kStuck;
-        if (have < bytes) {
-          size_t got = 0;
-          if (Result r = comm.channel(before).TryRecv(
-                  base + have, std::min(kStepPieceBytes, bytes - have), &got);
-              !r.ok())
-            return comm.Blame(before, r);
-          have += got;
-          if (got > 0) *step = Communicator::Step::kMoved;
-        }
-        const size_t given = (place == n - 1 ? 0 : bytes) - give;
-        if (give > 0 && have > given) {
-          size_t sent = 0;
-          if (Result r = comm.channel(next).TrySend(base + given, have - given, &sent); !r.ok())
-            return comm.Blame(next, r);
-          give -= sent;
-          if (sent > 0) *step = Communicator::Step::kMoved;
-        }
-        if (have == bytes && give == 0) *step = Communicator::Step::kDone;
+        SPARKVOD_TRY(
+            comm.TryRecv(before, base, std::min(bytes, have + kStepPieceBytes), &have, step));
+        SPARKVOD_TRY(comm.TrySend(next, base, have, &given, step));
+        if (have == bytes && given == bytes) *step = Communicator::Step::kDone;
         return {};
       });
 }

@@ -20,6 +20,8 @@ Result RingAllreduce(Communicator& comm, const Party& party, DType dtype, void* 
 // Ring allgather: block r of `data`, which is offsets[r] to offsets[r+1] (bytes), is rank r's and
 // ends on every rank.
 Result RingAllgather(Communicator& comm, char* data, const std::vector<size_t>& offsets);
+// Of blocks of `bytes` each.
+Result RingAllgather(Communicator& comm, char* data, size_t bytes);
 
 // Ring reduce-scatter: rank r gets elements begins[r] to begins[r+1] of the result. Cost
 // (n-1)(α + N/n·(β + γ)).

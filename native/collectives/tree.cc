@@ -38,26 +38,11 @@ Result TreeBroadcast(Communicator& comm, const Party& party, void* data, size_t 
   if (awaited < 0 && !node.children.empty()) awaited = node.children[0];
   return comm.Progress(kForMessage, awaited, [&](Communicator::Step* step) -> Result {
     *step = Communicator::Step::kStuck;
-    if (have < bytes) {
-      size_t got = 0;
-      if (Result r = comm.channel(node.parent)
-                         .TryRecv(base + have, std::min(kStepPieceBytes, bytes - have), &got);
-          !r.ok())
-        return comm.Blame(node.parent, r);
-      have += got;
-      if (got > 0) *step = Communicator::Step::kMoved;
-    }
+    SPARKVOD_TRY(
+        comm.TryRecv(node.parent, base, std::min(bytes, have + kStepPieceBytes), &have, step));
     bool done = have == bytes;
     for (size_t c = 0; c < given.size(); ++c) {
-      if (given[c] < have) {
-        size_t sent = 0;
-        if (Result r =
-                comm.channel(node.children[c]).TrySend(base + given[c], have - given[c], &sent);
-            !r.ok())
-          return comm.Blame(node.children[c], r);
-        given[c] += sent;
-        if (sent > 0) *step = Communicator::Step::kMoved;
-      }
+      SPARKVOD_TRY(comm.TrySend(node.children[c], base, have, &given[c], step));
       done = done && given[c] == bytes;
     }
     if (done) *step = Communicator::Step::kDone;

@@ -18,18 +18,17 @@ Result Executor::MakeOutput(std::vector<int64_t> rows, size_t row_bytes, Output*
   offsets->assign(1, 0);
   for (const int64_t r : rows)
     offsets->push_back(offsets->back() + static_cast<size_t>(r) * row_bytes);
-  char* data = nullptr;
-  const std::shared_ptr<Heap>& heap = world_->arena->heap();
-  SPARKVOD_TRY(heap->Allocate(offsets->back(), &data, false));
-  *output = {std::make_shared<Memory>(heap, data, offsets->back()), std::move(rows)};
+  std::unique_ptr<Memory> memory;
+  SPARKVOD_TRY(Allocate(offsets->back(), &memory));
+  *output = {std::move(memory), std::move(rows)};
   return {};
 }
 
-Result Executor::MakeScratch(size_t bytes, std::unique_ptr<Memory>* scratch) {
+Result Executor::Allocate(size_t bytes, std::unique_ptr<Memory>* out) {
   char* data = nullptr;
   const std::shared_ptr<Heap>& heap = world_->arena->heap();
   SPARKVOD_TRY(heap->Allocate(bytes, &data, false));
-  *scratch = std::make_unique<Memory>(heap, data, bytes);
+  *out = std::make_unique<Memory>(heap, data, bytes);
   return {};
 }
 
@@ -64,8 +63,8 @@ Result Executor::Allgather(const Target& target, const Batch& batch,
     for (const std::vector<size_t>& of : offsets) blocks.back() += of[r + 1] - of[r];
   }
   std::unique_ptr<Memory> mine, all;
-  SPARKVOD_TRY(MakeScratch(blocks[rank + 1] - blocks[rank], &mine));
-  SPARKVOD_TRY(MakeScratch(blocks.back(), &all));
+  SPARKVOD_TRY(Allocate(blocks[rank + 1] - blocks[rank], &mine));
+  SPARKVOD_TRY(Allocate(blocks.back(), &all));
   char* to = mine->data();
   for (size_t p = 0; p < offsets.size(); ++p) {
     const size_t bytes = offsets[p][rank + 1] - offsets[p][rank];
@@ -122,8 +121,8 @@ Result Executor::Reducescatter(const Target& target, const Batch& batch,
   const size_t item = SizeOf(call.dtype);
   const auto me = static_cast<size_t>(rank);
   std::unique_ptr<Memory> in, out;
-  SPARKVOD_TRY(MakeScratch(call.begins.back() * item, &in));
-  SPARKVOD_TRY(MakeScratch((call.begins[me + 1] - call.begins[me]) * item, &out));
+  SPARKVOD_TRY(Allocate(call.begins.back() * item, &in));
+  SPARKVOD_TRY(Allocate((call.begins[me + 1] - call.begins[me]) * item, &out));
   char* to = in->data();
   for (size_t r = 0; r < static_cast<size_t>(size); ++r)
     for (size_t p = 0; p < parts.size(); ++p) {

@@ -145,12 +145,9 @@ Result Executor::AddSet(const Operation& operation) {
   char* data = nullptr;
   SPARKVOD_TRY(heap->Allocate(set.comm->LaneBytes(), &data));
   set.lane = std::make_unique<Memory>(heap, data, set.comm->LaneBytes());
-  const auto n = members.ranks.size();
-  std::vector<int64_t> lanes(n);
+  std::vector<int64_t> lanes(members.ranks.size());
   lanes[static_cast<size_t>(members.place)] = heap->OffsetOf(data, set.comm->LaneBytes());
-  std::vector<size_t> bounds;
-  for (size_t r = 0; r <= n; ++r) bounds.push_back(r * sizeof(int64_t));
-  SPARKVOD_TRY(RingAllgather(*set.comm, reinterpret_cast<char*>(lanes.data()), bounds));
+  SPARKVOD_TRY(RingAllgather(*set.comm, reinterpret_cast<char*>(lanes.data()), sizeof lanes[0]));
   set.comm->MoveIn(lanes);
   SPARKVOD_TRY(MakeBackend("builtin", set.comm.get(), config_, &set.backend));
   sets_[members.id] = std::move(set);
@@ -162,12 +159,9 @@ Result Executor::AddSet(const Operation& operation) {
 Result Executor::RemoveSet(const Request& request) {
   const auto set = sets_.find(request.root);
   if (set == sets_.end()) return {};
-  const auto n = static_cast<size_t>(set->second.comm->size());
-  std::vector<char> bytes(n);
-  std::vector<size_t> bounds;
-  for (size_t r = 0; r <= n; ++r) bounds.push_back(r);
+  std::vector<char> heard(static_cast<size_t>(set->second.comm->size()));
   set->second.comm->Describe("removing process set " + std::to_string(request.root));
-  SPARKVOD_TRY(RingAllgather(*set->second.comm, bytes.data(), bounds));
+  SPARKVOD_TRY(RingAllgather(*set->second.comm, heard.data(), 1));
   set->second.backend.reset();
   sets_.erase(set);
   return {};

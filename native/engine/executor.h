@@ -55,7 +55,8 @@ class Executor {
   // Engine memory for the rows of all ranks; `offsets` (bytes) become where each rank's begin.
   Result MakeOutput(std::vector<int64_t> rows, size_t row_bytes, Output* output,
                     std::vector<size_t>* offsets);
-  Result MakeScratch(size_t bytes, std::unique_ptr<Memory>* scratch);
+  // Engine memory, not zeroed.
+  Result Allocate(size_t bytes, std::unique_ptr<Memory>* out);
 
   World* world_;
   Communicator* comm_;

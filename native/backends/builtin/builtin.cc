@@ -368,7 +368,7 @@ class Builtin : public Backend {
       if (fusion_ != nullptr) comm_->own_arena().heap()->Free(fusion_);
       fusion_ = nullptr;
       fusion_bytes_ = std::max<size_t>(elements * size, fusion_bytes_ * 2);
-      SPARKVOD_TRY(comm_->own_arena().heap()->Allocate(fusion_bytes_, &fusion_));
+      SPARKVOD_TRY(comm_->own_arena().heap()->Allocate(fusion_bytes_, &fusion_, false));
       offsets_known_ = false;
     }
     const Phase copying(comm_->timeline(), "fusion copy in");
@@ -396,10 +396,8 @@ class Builtin : public Backend {
       fusion_offsets_.assign(static_cast<size_t>(comm_->size()), 0);
       fusion_offsets_[static_cast<size_t>(comm_->rank())] =
           comm_->own_arena().heap()->OffsetOf(fusion_, 1);
-      std::vector<size_t> bounds;
-      for (int r = 0; r <= comm_->size(); ++r)
-        bounds.push_back(static_cast<size_t>(r) * sizeof(int64_t));
-      SPARKVOD_TRY(RingAllgather(*comm_, reinterpret_cast<char*>(fusion_offsets_.data()), bounds));
+      SPARKVOD_TRY(RingAllgather(*comm_, reinterpret_cast<char*>(fusion_offsets_.data()),
+                                 sizeof fusion_offsets_[0]));
       offsets_known_ = true;
     }
     *offsets = fusion_offsets_;
