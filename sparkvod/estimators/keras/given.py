@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from sparkvod import log
+from sparkvod.core.compression import check_compressor
 from sparkvod.estimators.callbacks import Callback
 from sparkvod.estimators.checks import refuse_classes
 from sparkvod.estimators.keras import checking, packing, steps
@@ -48,6 +49,8 @@ def check(estimator: Any, given: dict[str, Any]) -> None:
     if isinstance(weights, (list, tuple)) and len(weights) != len(labels):
         raise ValueError(f"loss_weights={weights} was found, one number per label ({len(labels)}) was expected")
     best(estimator.value("checkpoint_callback"))
+    if (compression := estimator.value("gradient_compression")) is not None:
+        check_compressor(compression)
 
 
 def check_monitor(callback: Any, has_validation: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkvod.core.compression import TopK
 from sparkvod.errors import DataError
 from tests.estimators.backends import write
 
@@ -99,6 +100,7 @@ def classes(**params: Any) -> dict[str, Any]:
         ({"loss": lambda y, p: y[:2]}, DataError, r"it returned the shape \[2, 1\]"),
         ({"metrics": [keras.metrics.AUC]}, ValueError, r"the class AUC was found in metrics"),
         ({"metrics": ["nothing"]}, DataError, "the metrics cannot be computed"),
+        ({"gradient_compression": TopK(0.1)}, ValueError, r"TopK\(ratio=0.1\) was found.*TorchEstimator only"),
         ({"loss_weights": [1.0, 2.0]}, ValueError, "one number per label"),
         ({"callbacks": [NotKeras()]}, ValueError, "NotKeras was found in callbacks"),
         ({"callbacks": [keras.callbacks.BackupAndRestore("x")]}, ValueError, "with the same run_id"),
