@@ -1,39 +1,25 @@
 #include "native/collectives/communicator.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <set>
 
 namespace sparkvod {
-namespace {
-
-// Cores that this process may use.
-int UsableCores() {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-}
-
-}  // namespace
 
 Communicator::Communicator(World* world, const Config& config, std::function<Result()> health)
     : world_(world),
       topology_(world->topology),
       arenas_(world->local_arenas),
       health_(std::move(health)),
+      cores_(world->local_arenas, world->topology.local_rank),
       timeout_(config.collective_timeout),
       warn_after_(config.stall_check_time_seconds),
       log_(config.log_level, "rank " + std::to_string(world->topology.rank)) {
   // Ranks that outnumber the cores would spin away the time of those that they wait for, so they
   // offer the core at each look. Where it goes round among many of them, most looks are in vain.
-  const int cores = UsableCores();
-  const bool crowded = topology_.local_size > cores;
+  const int cores = Cores::Usable();
+  crowded_ = topology_.local_size > cores;
   spin_ns_ = topology_.local_size > kMostRanksPerCore * cores ? 0 : config.spin_us * 1000;
-  alone_ns_ = crowded ? 0 : kAloneNs;
-  spins_per_look_ = crowded ? 0 : kSpinsPerLook;
   for (int r = 0; r < topology_.size; ++r) ranks_.push_back(r);
   for (Arena* arena : arenas_)
     lanes_.push_back({&arena->header().phase, arena->slot(0), arena->staging()});
@@ -45,9 +31,9 @@ Communicator::Communicator(const Communicator& world, const std::vector<int>& ra
       timeline_(world.timeline_),
       ranks_(ranks),
       health_(world.health_),
+      cores_(world.cores_),
       spin_ns_(world.spin_ns_),
-      alone_ns_(world.alone_ns_),
-      spins_per_look_(world.spins_per_look_),
+      crowded_(world.crowded_),
       timeout_(world.timeout_),
       warn_after_(world.warn_after_),
       log_(world.log_) {

@@ -19,6 +19,7 @@
 #include "native/base/result.h"
 #include "native/base/timeline.h"
 #include "native/bootstrap/world.h"
+#include "native/collectives/cores.h"
 
 namespace sparkvod {
 
@@ -97,15 +98,17 @@ class Communicator {
   // sleep of at most `most_ms` (-1: for ever) that ends at news of kind `state`.
   template <typename Attempt>
   Result Await(Sleeper state, int most_ms, Attempt attempt, Step* step) {
+    if (!crowded_) cores_.Tell();
     SPARKVOD_TRY(attempt(step));
     if (*step != Step::kStuck) return {};
     if (spin_ns_ > 0) {
       const int64_t began = NowNs();
       for (int64_t now = began; now - began < spin_ns_; now = NowNs()) {
-        // The peer may be waiting for this very core: schedulers like to put the woken beside the
-        // waker.
-        if (now - began >= alone_ns_) std::this_thread::yield();
-        for (int i = 0; i < spins_per_look_; ++i) CpuRelax();
+        const int64_t waited = now - began;
+        if (crowded_ || waited >= kAloneNs || (waited >= kPartNs && !cores_.Part()))
+          std::this_thread::yield();
+        else
+          for (int i = 0; i < kSpinsPerLook; ++i) CpuRelax();
         SPARKVOD_TRY(attempt(step));
         if (*step != Step::kStuck) return {};
       }
@@ -173,10 +176,10 @@ class Communicator {
  private:
   static constexpr int kFirstSleepMs = 100;
   static constexpr int kSleepMs = 1000;  // longest sleep between two looks at the deadline
-  // Spinning before the core is offered to others. A peer on a core of its own answers within 1 us;
-  // measured for a 4-byte allreduce of two ranks on one core: 14 us with 4 us, 7.8 with 1, 6.2 with
-  // 0.
-  static constexpr int64_t kAloneNs = 1000;
+  // A peer on a core of its own answers within 1 us. Who has spun for longer asks whether it is
+  // beside another rank; later it offers the core to whoever else may want it.
+  static constexpr int64_t kPartNs = 1000;
+  static constexpr int64_t kAloneNs = 10000;
   // Ranks of a core that rather offer it to each other than sleep at once. Measured on two cores:
   // allreduces of 4 B to 64 KiB of 4 and of 8 ranks take a quarter of the time so, negotiations of
   // 16 ranks one and a half times as long.
@@ -211,8 +214,9 @@ class Communicator {
   std::function<Result()> health_;
   std::string transport_;
   std::string doing_ = "negotiation";
-  int64_t spin_ns_, alone_ns_;
-  int spins_per_look_;
+  Cores cores_;
+  int64_t spin_ns_;
+  bool crowded_;  // ranks outnumber cores
   double timeout_, warn_after_;
   Logger log_;
   uint64_t phase_ = 0;

@@ -25,6 +25,7 @@ enum Sleeper : uint32_t {
 struct ArenaHeader {
   alignas(kCacheLine) std::atomic<uint32_t> sleeper;
   std::atomic<uint32_t> waits_for;  // 1 + the rank for which the driver has slept a while; 0: none
+  std::atomic<uint32_t> core;       // 1 + the core on which the driver waited last; 0: none yet
   alignas(kCacheLine)
       std::atomic<uint64_t> phase;  // steps of direct collectives that this rank has done
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1 when the story below is complete
