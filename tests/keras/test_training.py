@@ -158,9 +158,61 @@ def check_compiled_collectives() -> None:
     np.testing.assert_allclose(grad, np.full(2 * n, n * (n + 1) / 2))
     grad = jax.jit(jax.grad(lambda x: (hvd.reducescatter(x) * (rank + 1)).sum()))(x)
     np.testing.assert_allclose(grad, np.repeat(np.arange(n) + 1.0, 2))
-    for call in (hvd.allgather, lambda x: hvd.alltoall(x, [1] * n)[0]):
-        with pytest.raises(ValueError, match="in code that JAX compiles"):
-            jax.jit(call)(x)
+
+
+def check_compiled_rows() -> None:
+    """Allgather and alltoall in code that JAX compiles: alike on all ranks; what is not is an error on each."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        return
+    import jax
+    from jax import numpy as jnp
+
+    import sparkvod.keras as hvd
+    from sparkvod.errors import MismatchError
+
+    rank, n = hvd.rank(), hvd.size()
+    x = jnp.arange(6.0).reshape(3, 2) + 10 * rank
+    by_rank = [np.arange(6.0).reshape(3, 2) + 10 * r for r in range(n)]
+    # Rank r gets r rows of each rank's, and some are sent to nobody.
+    splits = [min(r, 2) for r in range(n)]
+    first = sum(splits[:rank])
+
+    @jax.jit
+    def run(x: jax.Array) -> list[jax.Array]:
+        gathered, scalars = hvd.grouped_allgather([x, x[0, 0]])
+        received, counts = hvd.alltoall(x, splits)
+        return [gathered * 2.0, scalars, received + 1.0, counts]
+
+    for _ in range(2):
+        gathered, scalars, received, counts = run(x)
+        np.testing.assert_array_equal(gathered, 2 * np.concatenate(by_rank))
+        np.testing.assert_array_equal(scalars, 10.0 * np.arange(n))
+        expected = [values[first : first + splits[rank]] for values in by_rank]
+        np.testing.assert_array_equal(received, np.concatenate(expected) + 1)
+        assert list(counts) == [splits[rank]] * n
+    weights = np.arange(6.0 * n).reshape(-1, 2)
+    grad = jax.jit(jax.grad(lambda x: (hvd.allgather(x) * weights).sum()))(x)
+    np.testing.assert_allclose(grad, weights[3 * rank : 3 * rank + 3])
+    grad = jax.jit(jax.grad(lambda x: (hvd.alltoall(x, splits)[0] * (rank + 1)).sum()))(x)
+    sent = np.repeat(np.arange(n) + 1.0, splits)
+    np.testing.assert_allclose(grad, np.repeat([*sent, *[0.0] * (3 - len(sent))], 2).reshape(3, 2))
+    with pytest.raises(ValueError, match=f"a number of rows for each of {n} ranks"):
+        jax.jit(lambda x: hvd.alltoall(x, [1] * (n + 1)))(x)
+    with pytest.raises(ValueError, match="splits that JAX traces"):
+        jax.jit(hvd.alltoall)(x, jnp.ones(n, "int32"))
+    if n > 1:
+        uneven = jnp.ones((2 if rank == 1 else 3, 2))
+        for call, rows in (
+            (hvd.allgather, uneven),
+            (jax.grad(lambda x: hvd.allgather(x).sum()), uneven),
+            (hvd.alltoall, jnp.ones(((1 + rank) * n, 2))),
+            (lambda x: hvd.alltoall(x, [rank] * n)[0], jnp.ones((n * n, 2))),
+        ):
+            with pytest.raises(MismatchError, match="pad to the same rows"), hvd.own_errors():
+                jax.block_until_ready(jax.jit(call)(rows))
+            hvd.barrier()
 
 
 def check_bad_arguments() -> None:
@@ -215,6 +267,7 @@ CHECKS = [
     check_equals_one_process,
     check_collectives,
     check_compiled_collectives,
+    check_compiled_rows,
     check_bad_arguments,
     check_schedule,
     check_errors_in_fit,

@@ -10,7 +10,8 @@ import keras
 
 from sparkvod.core.process_sets import ProcessSet
 from sparkvod.keras.backends import jax_ops as collectives
-from sparkvod.keras.backends.jax_ops import Compression, own_errors
+from sparkvod.keras.backends.jax_calls import own_errors
+from sparkvod.keras.backends.jax_compression import Compression
 from sparkvod.keras.backends.shared import DenseReducer
 
 __all__ = [
