@@ -12,7 +12,7 @@ from sparkvod import log
 from sparkvod.core.compression import check_compressor
 from sparkvod.estimators.callbacks import Callback
 from sparkvod.estimators.checks import refuse_classes
-from sparkvod.estimators.keras import checking, packing, steps
+from sparkvod.estimators.keras import checking, packing
 from sparkvod.estimators.keras.best import Wanted
 from sparkvod.estimators.keras.callbacks import KerasCallbacks
 from sparkvod.estimators.keras.model_io import Feed
@@ -34,10 +34,10 @@ def check(estimator: Any, given: dict[str, Any]) -> None:
         ImportError: Keras's backend is not supported.
     """
     backends.current()
-    steps.check_backend()
     callbacks(estimator.value("callbacks"))
     _check_model(estimator.value("model"))
     _check_optimizer(given["optimizer"], estimator.value("scale_lr"))
+    _check_scaling(estimator.value("model"), given["optimizer"])
     if given["loss"] is None and type(estimator.value("model")).compute_loss is keras.Model.compute_loss:
         raise ValueError(
             "no loss was found, and the model is not compiled with one; one was expected, such as loss='mse', a "
@@ -115,6 +115,17 @@ def _check_optimizer(given: Any, scale_lr: bool) -> None:
     if scale_lr and isinstance(getattr(made, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
         raise ValueError(
             "scale_lr=True was found with a learning-rate schedule, a number was expected; scale the schedule itself"
+        )
+
+
+def _check_scaling(model: Any, given: Any) -> None:
+    found = "the dtype policy mixed_float16" if model.dtype_policy.name == "mixed_float16" else None
+    if isinstance(given, keras.optimizers.LossScaleOptimizer):
+        found = "a LossScaleOptimizer"
+    if found is not None and keras.backend.backend() == "jax":
+        raise ValueError(
+            f"{found} was found, which on JAX cannot be distributed, none was expected: the loss would be scaled past "
+            "the distributed optimizer; use the dtype policy mixed_bfloat16, which needs no scaling"
         )
 
 

@@ -35,9 +35,15 @@ def prediction(
         )
     steps.use_threads(1)  # Spark runs as many workers as there are cores for tasks
     feed = Feed(packing.load_model(content), inputs, labels)
-    called: Callable[..., Any] = steps.compiled(lambda tensors: feed.call(tensors, training=False), inputs)
+    called = steps.compiled(feed)
 
     def predict(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [np.asarray(keras.ops.convert_to_numpy(output)) for output in called(arrays)]
+        starts = range(0, len(arrays[0]), steps.ROWS)
+        parts = [_arrays(called([array[at : at + steps.ROWS] for array in arrays])) for at in starts]
+        return parts[0] if len(parts) == 1 else [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
 
     return predict
+
+
+def _arrays(outputs: Sequence[Any]) -> list[np.ndarray]:
+    return [np.asarray(keras.ops.convert_to_numpy(output)) for output in outputs]

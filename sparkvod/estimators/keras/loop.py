@@ -12,6 +12,9 @@ from keras import ops
 from sparkvod.estimators.keras.losses import LossTerm
 from sparkvod.estimators.keras.model_io import Feed
 
+#: What a batch's sums leave the backend in (batches are added up in float64): JAX has only this, unless it is told to.
+_SUMS = "float32" if keras.backend.backend() == "jax" else "float64"
+
 
 class Loop:
     """A model with its losses and metrics.
@@ -88,11 +91,11 @@ class Loop:
         return np.array(factors, np.float32)
 
     def sums(self, totals: Sequence[Any], penalty: Any, rows: Any) -> Any:
-        """Returns a batch's sums without the normalisers, as a float64 tensor, and sets the metrics to 0."""
-        rows = ops.cast(rows, "float64")
-        parts = [ops.reshape(ops.cast(total, "float64"), (1,)) for total in totals]
-        parts.append(ops.reshape(ops.cast(penalty, "float64") * rows, (1,)))
-        parts += [ops.reshape(ops.cast(variable, "float64"), (-1,)) for variable in self.metric_variables]
+        """Returns a batch's sums without the normalisers, as a tensor, and sets the metrics to 0."""
+        rows = ops.cast(rows, _SUMS)
+        parts = [ops.reshape(ops.cast(total, _SUMS), (1,)) for total in totals]
+        parts.append(ops.reshape(ops.cast(penalty, _SUMS) * rows, (1,)))
+        parts += [ops.reshape(ops.cast(variable, _SUMS), (-1,)) for variable in self.metric_variables]
         vector = ops.concatenate(parts)
         self.reset_metrics()
         return vector

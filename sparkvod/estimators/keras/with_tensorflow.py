@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from sparkvod import log
-from sparkvod.estimators.columns import Input, numpy_dtype
+from sparkvod.estimators.columns import numpy_dtype
 from sparkvod.estimators.keras import steps
 from sparkvod.estimators.keras.loop import Loop
+from sparkvod.estimators.keras.model_io import Feed
 
 _LOG = log.get("estimators")
 
@@ -132,8 +133,8 @@ def _tensors(arrays: Sequence[np.ndarray]) -> list[Any]:
     return [tf.convert_to_tensor(array) for array in arrays]
 
 
-def compiled(function: Callable[[Any], Any], inputs: Sequence[Input]) -> Callable[[Sequence[np.ndarray]], Any]:
-    """Returns a function of arrays: traced once, for any number of rows."""
-    signature = [[_any_rows(np.empty((0, *item.tail), numpy_dtype(item.dtype))) for item in inputs]]
-    traced = tf.function(function, input_signature=signature, autograph=False)
+def compiled(feed: Feed) -> Callable[[Sequence[np.ndarray]], list[Any]]:
+    """Returns the model as a function of arrays: traced once, for any number of rows."""
+    signature = [[_any_rows(np.empty((0, *item.tail), numpy_dtype(item.dtype))) for item in feed.inputs]]
+    traced = tf.function(lambda tensors: feed.call(tensors, training=False), input_signature=signature, autograph=False)
     return lambda arrays: traced(_tensors(arrays))

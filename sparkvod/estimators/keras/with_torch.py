@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sparkvod.estimators.keras import steps
+from sparkvod.estimators.keras.model_io import Feed
 from sparkvod.estimators.torch.model_io import tensor
 
 
@@ -68,11 +69,11 @@ def _tensors(rows: steps.Rows) -> tuple[list[Any], list[Any], Any]:
     return [tensor(array) for array in rows.inputs], [tensor(array) for array in rows.labels], weights
 
 
-def compiled(function: Callable[[Any], Any], inputs: Sequence[Any]) -> Callable[[Sequence[np.ndarray]], Any]:
-    """Returns a function of arrays, which runs eagerly and without gradients."""
+def compiled(feed: Feed) -> Callable[[Sequence[np.ndarray]], list[Any]]:
+    """Returns the model as a function of arrays, which runs eagerly and without gradients."""
 
-    def call(arrays: Sequence[np.ndarray]) -> Any:
+    def call(arrays: Sequence[np.ndarray]) -> list[Any]:
         with torch.no_grad():
-            return function([tensor(array) for array in arrays])
+            return feed.call([tensor(array) for array in arrays], training=False)
 
     return call

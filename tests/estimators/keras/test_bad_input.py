@@ -157,11 +157,37 @@ def test_another_backend(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sparkvod.errors import SparkvodError
     from sparkvod.estimators.keras import inference, packing
 
-    with pytest.raises(SparkvodError, match="'jax', and this Python worker has"):
-        inference.prediction(packing.dump_model(network()), [], ["y"], "jax")
+    other = "torch" if keras.backend.backend() == "jax" else "jax"
+    with pytest.raises(SparkvodError, match=f"'{other}', and this Python worker has"):
+        inference.prediction(packing.dump_model(network()), [], ["y"], other)
     monkeypatch.setattr(keras.backend, "backend", lambda: "numpy")
     with pytest.raises((ImportError, ValueError), match="backend 'numpy' was found"):
         KerasEstimator(model=network(), label_cols=["y"], store=store, backend=Never()).fit_on_parquet()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="on other backends losses may be scaled")
+def test_scaled_losses_on_jax(store: Any) -> None:
+    options = {"loss": "mse", "feature_cols": ["x"], "label_cols": ["y"], "backend": Never(), "store": store}
+    scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    with pytest.raises(ValueError, match="a LossScaleOptimizer was found, which on JAX cannot be distributed"):
+        KerasEstimator(model=network(), optimizer=scaling, **options).fit_on_parquet()
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        halves = network()
+    finally:
+        keras.config.set_dtype_policy(policy)
+    with pytest.raises(ValueError, match="the dtype policy mixed_float16 was found, which on JAX"):
+        KerasEstimator(model=halves, optimizer="sgd", **options).fit_on_parquet()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="other backends have whole numbers of 64 bits")
+def test_whole_numbers_that_jax_would_cut() -> None:
+    from sparkvod.estimators.keras import with_jax
+
+    np.testing.assert_array_equal(with_jax._narrow(np.array([-5, 2**31 - 1])), np.array([-5, 2**31 - 1], "int32"))
+    with pytest.raises(DataError, match="the whole number 2147483648 was found in a column, and JAX computes with 32"):
+        with_jax._narrow(np.array([0, 2**31]))
 
 
 def test_a_saved_model_is_a_file_of_keras(tmp_path: Path) -> None:

@@ -264,3 +264,18 @@ def test_a_model_that_computes_its_loss(store: Any) -> None:
     np.testing.assert_allclose(trained.get_weights()[0], np.ones((3, 1)), atol=0.05)
     error = np.asarray(keras.ops.convert_to_numpy(trained(X)))[:, 0] - X.sum(1)
     assert found.getHistory()[-1]["validation"]["loss"] == pytest.approx(2 * np.mean(error**2), rel=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 255, 256, 600])
+def test_predictions_do_not_depend_on_how_rows_are_cut(rows: int) -> None:
+    from sparkvod.estimators.columns import Input
+    from sparkvod.estimators.keras import inference, packing
+
+    model, x = network(), np.random.default_rng(rows).standard_normal((rows, 3)).astype("float32")
+    predict = inference.prediction(
+        packing.dump_model(model), [Input(("x",), (3,), "float32")], ["y"], keras.backend.backend()
+    )
+    (found,) = predict([x])
+    assert found.shape == (rows, 1)
+    expected = keras.ops.convert_to_numpy(model(x))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
