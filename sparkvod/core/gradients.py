@@ -73,8 +73,9 @@ class GradientPlan:
         op: ``Average`` or ``Sum``.
         predivide: gradient_predivide_factor, with ``Average``.
         groups: None, a number of groups, or lists of variables.
-        process_set: among which ranks; the gradients of a rank outside it stay as they are.
+        process_set: among which ranks, of which this is one.
         scale_local: whether gradients of local variables are divided by the number of ranks.
+        what: what asks for the reduction, for messages.
     """
 
     compression: Any
@@ -84,10 +85,11 @@ class GradientPlan:
     groups: Any = None
     process_set: ProcessSet = global_process_set
     scale_local: bool = True
+    what: str = "DistributedOptimizer"
     _local: set[Any] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        ops.set_id(self.process_set)
+        ops.own_set_id(self.process_set, self.what)
         self.op = ops.reduce_op(self.op)
         check_compressor(self.compression)
         check_predivide(self.predivide, self.op)
@@ -113,8 +115,10 @@ class GradientPlan:
 
         Raises:
             HorovodInternalError: an eager reduction failed.
+            ValueError: the process set is not registered in this world, or this rank is none of its.
         """
-        size = len(basics.world().ranks_of(ops.set_id(self.process_set)))
+        # Again, since the world may be another one than when this was made.
+        size = len(basics.world().ranks_of(ops.own_set_id(self.process_set, self.what)))
         results = list(grads)
         places = []
         for k, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
@@ -124,7 +128,7 @@ class GradientPlan:
                 places.append(k)
             elif self.scale_local:
                 results[k] = self.divided(grad, size)
-        if size > 1 and self.process_set.included():
+        if size > 1:
             self.exchange(results, places, variables, size)
         return results
 

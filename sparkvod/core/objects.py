@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -13,6 +14,7 @@ from sparkvod.core import basics, ops
 from sparkvod.core.handles import Pending
 from sparkvod.core.names import in_set, now
 from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.errors import MismatchError
 
 _SIZE = struct.Struct("=q")
 _UINT8 = ops.CODES["uint8"]
@@ -100,6 +102,31 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         if part[:1] == _FAILED:
             raise ValueError(bytes(part[1:]).decode()) from error
     return [cloudpickle.loads(part[1:]) for part in parts]
+
+
+def check_variables(described: Sequence[tuple[Sequence[int], str]], process_set: ProcessSet) -> None:
+    """Checks that the ranks of a set have the same variables, before any is overwritten by another rank's.
+
+    Args:
+        described: shape and dtype of each of this rank's, in order.
+        process_set: the ranks that take part.
+
+    Raises:
+        MismatchError: they differ; all ranks get it.
+    """
+    mine = [(list(shape), dtype) for shape, dtype in described]
+    by_rank = allgather_object(mine, name="broadcast.variables.alike", process_set=process_set)
+    ranks = process_set.ranks or []
+    for rank, theirs in zip(ranks, by_rank, strict=True):
+        if theirs == by_rank[0]:
+            continue
+        if len(theirs) != len(by_rank[0]):
+            what = f"rank {ranks[0]} has {len(by_rank[0])} variables, rank {rank} has {len(theirs)}"
+        else:
+            k = next(k for k, (one, other) in enumerate(zip(by_rank[0], theirs, strict=True)) if one != other)
+            (shape, dtype), (other_shape, other_dtype) = by_rank[0][k], theirs[k]
+            what = f"of variable {k} rank {ranks[0]} has {dtype} {shape}, rank {rank} has {other_dtype} {other_shape}"
+        raise MismatchError(f"the ranks' variables differ: {what}; the same model, built alike, was expected")
 
 
 def _pickled(obj: Any, rank: int) -> tuple[bytes, Exception | None]:

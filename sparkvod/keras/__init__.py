@@ -53,9 +53,19 @@ _backend = backends.current()
 own_errors: Any = _backend.own_errors
 
 
-def broadcast_variables(variables: Any, root_rank: int) -> None:
-    """Overwrites Keras's variables, in the same order on all ranks, with the root's values."""
-    _backend.broadcast_variables(list(variables), root_rank)
+def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Overwrites Keras's variables with the root's values.
+
+    Args:
+        variables: in the same order on all ranks.
+        root_rank: whose values they are, a rank of the world.
+        process_set: the ranks that take part, by default all.
+
+    Raises:
+        MismatchError: the ranks' variables differ.
+        ValueError: the root, or this rank, is none of the set's.
+    """
+    _backend.broadcast_variables(list(variables), root_rank, process_set)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

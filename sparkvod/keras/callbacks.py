@@ -8,6 +8,7 @@ import keras
 
 from sparkvod.core import basics
 from sparkvod.core.objects import allgather_object
+from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.errors import MismatchError
 from sparkvod.keras import backends
 
@@ -19,11 +20,18 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         root_rank: whose values they are.
         device: not used.
         local_variables: variables that stay each rank's own.
+        process_set: the ranks that train together, by default all.
     """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+    def __init__(
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
         super().__init__()
-        self.root_rank, self.device = root_rank, device
+        self.root_rank, self.device, self.process_set = root_rank, device, process_set
         self._local = {id(variable) for variable in local_variables or ()}
         self._done = False
 
@@ -47,7 +55,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         _sync(self.model)
         optimizer = self.model.optimizer
         variables = [*self.model.weights, *(optimizer.variables if optimizer is not None else ())]
-        backends.current().broadcast_variables([v for v in variables if id(v) not in self._local], self.root_rank)
+        shared = [variable for variable in variables if id(variable) not in self._local]
+        backends.current().broadcast_variables(shared, self.root_rank, self.process_set)
 
 
 def _sync(model: Any) -> None:
@@ -61,11 +70,12 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     Args:
         device: not used.
+        process_set: the ranks that train together, by default all.
     """
 
-    def __init__(self, device: str = "") -> None:
+    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
-        self.device = device
+        self.device, self.process_set = device, process_set
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Averages ``logs`` in place.
@@ -75,11 +85,14 @@ class MetricAverageCallback(keras.callbacks.Callback):
         """
         if not logs:
             logs = {}
-        by_rank = allgather_object({name: float(value) for name, value in logs.items()})
-        for rank, theirs in enumerate(by_rank):
+        mine = {name: float(value) for name, value in logs.items()}
+        by_rank = allgather_object(mine, process_set=self.process_set)
+        ranks = self.process_set.ranks or []
+        for rank, theirs in zip(ranks, by_rank, strict=True):
             if theirs.keys() != by_rank[0].keys():
                 raise MismatchError(
-                    f"the ranks' metrics differ: rank 0 has {sorted(by_rank[0])}, rank {rank} has {sorted(theirs)}; "
+                    f"the ranks' metrics differ: rank {ranks[0]} has {sorted(by_rank[0])}, rank {rank} has "
+                    f"{sorted(theirs)}; "
                     "the same metrics and validation data on all ranks, or none, were expected"
                 )
         for name in logs:

@@ -167,11 +167,11 @@ def DistributedOptimizer(  # noqa: N802
         average_aggregated_gradients: divides that sum by their number.
         num_groups: deprecated; use ``groups``.
         groups: what is reduced as one unit: a number of groups of consecutive gradients, or lists of variables.
-        process_set: the global one.
+        process_set: the ranks that exchange gradients, by default all; an average is one over these.
         scale_local_gradients: whether gradients of local variables are divided by the number of ranks.
 
     Raises:
-        ValueError: an argument cannot be used.
+        ValueError: an argument cannot be used; the process set is not registered, or this rank is none of its.
         ImportError: Keras's backend is not supported.
     """
     backend = backends.current()

@@ -10,7 +10,6 @@ import tensorflow as tf
 from sparkvod.core import objects
 from sparkvod.core.ops import own_set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
-from sparkvod.errors import MismatchError
 from sparkvod.tensorflow import ops
 
 __all__ = [
@@ -45,7 +44,8 @@ def broadcast_variables(
     found = list(variables)
     own_set_id(process_set, "broadcast_variables")
     if tf.executing_eagerly():
-        _check_alike(found, process_set)
+        described = [(tuple(variable.shape), tf.as_dtype(variable.dtype).name) for variable in found]
+        objects.check_variables(described, process_set)
     assigned = [
         variable.assign(
             ops.broadcast(variable, root_rank, name=f"broadcast.variable.{number}", process_set=process_set)
@@ -53,23 +53,6 @@ def broadcast_variables(
         for number, variable in enumerate(found)
     ]
     return tf.group(*[update for update in assigned if update is not None]) if ops.in_tf1_graph() else None
-
-
-def _check_alike(variables: list[Any], process_set: ProcessSet) -> None:
-    mine = [(tuple(variable.shape), tf.as_dtype(variable.dtype).name) for variable in variables]
-    by_rank = allgather_object(mine, name="broadcast.variables.alike", process_set=process_set)
-    ranks = process_set.ranks or []
-    for rank, theirs in zip(ranks, by_rank, strict=True):
-        if theirs == by_rank[0]:
-            continue
-        if len(theirs) != len(by_rank[0]):
-            what = f"rank {ranks[0]} has {len(by_rank[0])} variables, rank {rank} has {len(theirs)}"
-        else:
-            k = next(k for k, (one, other) in enumerate(zip(by_rank[0], theirs, strict=True)) if one != other)
-            (shape, dtype), (other_shape, other_dtype) = by_rank[0][k], theirs[k]
-            first, other = f"{dtype} {list(shape)}", f"{other_dtype} {list(other_shape)}"
-            what = f"of variable {k} rank {ranks[0]} has {first}, rank {rank} has {other}"
-        raise MismatchError(f"the ranks' variables differ: {what}; the same model, built alike, was expected")
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

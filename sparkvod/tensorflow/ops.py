@@ -203,7 +203,7 @@ def broadcast(
         process_set: among which ranks; by default among all.
     """
     members = set_id(process_set)
-    check_root(root_rank, basics.size())
+    check_root(root_rank, basics.size(), raw.ranks_of(members))
     (sent,) = raw.tensors([tensor])
     return naming.run("broadcast", name, sent, lambda name: raw.broadcast(sent, root_rank, name, members), members)
 
@@ -360,9 +360,13 @@ def rank_op(name: str | None = None) -> Any:
 
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Returns the number of ranks as an int32 tensor, read when it is evaluated."""
-    _check_global(process_set_id)
-    return raw.world(1, name)
+    """Returns the number of ranks of a process set as an int32 tensor, read when it is evaluated.
+
+    Args:
+        process_set_id: the set's number; 0 is that of all ranks.
+        name: name of the operation in the graph.
+    """
+    return raw.world(1, name) if process_set_id == 0 else raw.of_set(process_set_id, len, name)
 
 
 @as_written
@@ -379,13 +383,12 @@ def local_size_op(name: str | None = None) -> Any:
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Returns 1 as an int32 tensor: every rank is in the global set."""
-    _check_global(process_set_id)
-    return tf.constant(1, tf.int32, name=name)
+    """Returns 1 or 0 as an int32 tensor, read when it is evaluated: whether this rank is in the process set.
 
-
-def _check_global(process_set_id: int) -> None:
-    if process_set_id != 0:
-        raise ValueError(
-            f"process_set_id={process_set_id} was found, 0, the global process set, was expected; leave it out"
-        )
+    Args:
+        process_set_id: the set's number; 0 is that of all ranks.
+        name: name of the operation in the graph.
+    """
+    if process_set_id == 0:
+        return tf.constant(1, tf.int32, name=name)
+    return raw.of_set(process_set_id, lambda ranks: int(basics.rank() in ranks), name)

@@ -69,11 +69,12 @@ def DistributedOptimizer(  # noqa: N802
         average_aggregated_gradients: divides the local sum by the number of its gradients.
         num_groups: deprecated; use ``groups``.
         groups: what is reduced as one unit: a number of groups of consecutive gradients, or lists of variables.
-        process_set: among which ranks; by default among all.
+        process_set: the ranks that exchange gradients, by default all; an average is one over these.
         scale_local_gradients: whether gradients of local variables are divided by the number of ranks.
 
     Raises:
-        ValueError: an argument cannot be used, or the optimizer is of another kind and cannot be distributed.
+        ValueError: an argument cannot be used; the optimizer is of another kind and cannot be distributed; the process
+            set is not registered, or this rank is none of its.
     """
     arguments = {
         "compression": compression,

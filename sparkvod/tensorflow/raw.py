@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sparkvod.core import basics, ops
@@ -121,6 +122,25 @@ def world(what: int, name: str | None) -> Any:
     if not tf.executing_eagerly():
         number.set_shape([])
     return number
+
+
+def of_set(process_set: int, number: Callable[[list[int]], int], name: str | None) -> Any:
+    """Returns a number of a process set's ranks as an int32 scalar, read when it is evaluated."""
+
+    def now() -> np.ndarray:
+        ranks = basics.world().process_sets.get(process_set)
+        if ranks is None:
+            raise ValueError(
+                f"process_set_id={process_set} was found, that of a set of this world was expected; take it from the "
+                "set that add_process_set() returns"
+            )
+        return np.array(number(ranks), np.int32)
+
+    if tf.executing_eagerly():
+        return tf.constant(now(), name=name)
+    read = tf.numpy_function(now, [], tf.int32, name=name)
+    read.set_shape([])
+    return read
 
 
 def _by_rows(result: Any, value: Any) -> Any:

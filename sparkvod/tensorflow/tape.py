@@ -84,11 +84,12 @@ def DistributedGradientTape(  # noqa: N802
             number of ranks after it.
         num_groups: deprecated; use ``groups``.
         groups: what is reduced as one unit: a number of groups of consecutive gradients, or lists of variables.
-        process_set: the global one.
+        process_set: the ranks that exchange gradients, by default all; an average is one over these.
         scale_local_gradients: whether gradients of local sources are divided by the number of ranks.
 
     Raises:
-        ValueError: an argument cannot be used.
+        TypeError: ``gradtape`` or the process set is something else.
+        ValueError: an argument cannot be used; the process set is not registered, or this rank is none of its.
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(f"a {type(gradtape).__name__} was found, a tf.GradientTape was expected")
@@ -101,6 +102,7 @@ def DistributedGradientTape(  # noqa: N802
         process_set=process_set,
         scale_local=scale_local_gradients,
         prefix="tape",
+        what="DistributedGradientTape",
     )
     return distributed(gradtape, _Distributed, reducer)
 

@@ -12,7 +12,6 @@ from sparkvod.core import basics
 from sparkvod.core.compression import NoneCompressor, TopK
 from sparkvod.core.gradients import GradientPlan, check_predivide, chunks, groups_of
 from sparkvod.core.ops import Average, Sum
-from sparkvod.core.process_sets import ProcessSet
 
 
 @pytest.mark.parametrize("factor", [0, -1.0, float("inf"), float("nan"), "2", True, None])
@@ -98,7 +97,6 @@ class Doubling(GradientPlan):
 )
 def test_reduce(monkeypatch: pytest.MonkeyPatch, ranks: int, scaled: bool, shared: float, local: float) -> None:
     monkeypatch.setattr(basics, "world", lambda: SimpleNamespace(ranks_of=lambda members: list(range(ranks)), rank=0))
-    monkeypatch.setattr(ProcessSet, "included", lambda self: True)
     plan = Doubling(NoneCompressor, scale_local=scaled)
     variables = [object(), object(), object()]
     plan.register_local(variables[2])

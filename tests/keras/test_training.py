@@ -215,6 +215,46 @@ def check_compiled_rows() -> None:
             hvd.barrier()
 
 
+def check_process_sets() -> None:
+    """Ranks of a set train together, with the callbacks; a rank outside is refused, and may train alone."""
+    import keras
+
+    import sparkvod.keras as hvd
+    from sparkvod.errors import MismatchError
+
+    rank, n = hvd.rank(), hvd.size()
+    members = hvd.add_process_set([0, 2]) if n > 2 else hvd.add_process_set([1]) if n > 1 else hvd.global_process_set
+    root = members.ranks[-1]
+    if members.included():
+        keras.utils.set_random_seed(rank)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=members), "mse")
+        rows = np.random.default_rng(rank).normal(size=(16, 4)).astype("float32")
+        callbacks = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(root, process_set=members),
+            hvd.callbacks.MetricAverageCallback(process_set=members),
+        ]
+        told = model.fit(rows, rows[:, :3], batch_size=8, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
+        mine = [told, [weight.tolist() for weight in model.get_weights()]]
+        by_rank = hvd.allgather_object(mine, process_set=members)
+        assert all(theirs == by_rank[0] for theirs in by_rank)
+        variable = keras.Variable([float(rank)])
+        hvd.broadcast_variables([variable], root, process_set=members)
+        assert float(keras.ops.convert_to_numpy(variable)[0]) == root
+    else:
+        for what, call in {
+            "DistributedOptimizer": lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=members),
+            "broadcast_variables": lambda: hvd.broadcast_variables([], 0, process_set=members),
+        }.items():
+            with pytest.raises(ValueError, match=f"{what} was asked for on rank {rank} with the process set of"):
+                call()
+    hvd.barrier()
+    if n > 1:
+        assert hvd.remove_process_set(members)
+        with pytest.raises(MismatchError, match="rank 0 has 1 variables, rank 1 has 2"):
+            hvd.broadcast_variables([keras.Variable(0.0)] * (1 + (rank == 1)), 0)
+
+
 def check_bad_arguments() -> None:
     import keras
 
@@ -268,6 +308,7 @@ CHECKS = [
     check_collectives,
     check_compiled_collectives,
     check_compiled_rows,
+    check_process_sets,
     check_bad_arguments,
     check_schedule,
     check_errors_in_fit,

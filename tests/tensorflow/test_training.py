@@ -232,6 +232,60 @@ def check_process_sets_at_once() -> None:
         assert hvd.remove_process_set(members)
 
 
+def check_process_sets() -> None:
+    """A set's ranks reduce, spread and ask for its size among themselves; a rank outside it is refused."""
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    if n == 1:
+        return
+    members = hvd.add_process_set([0, n - 1])
+    number = members.process_set_id
+    asked = tf.function(lambda: (hvd.size_op(number), hvd.process_set_included_op(number)))
+    for call in (asked, asked.python_function):
+        assert [int(found) for found in call()] == [2, rank in members.ranks]
+    weights, table = tf.Variable(tf.ones([3, 2])), tf.Variable(tf.zeros([8, 2]))
+
+    def run(**options: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = _loss(weights, tf.zeros([]), rank) + tf.reduce_sum(tf.gather(table, [rank, 5]))
+        tape = hvd.DistributedGradientTape(tape, process_set=members, **options)
+        return tape.gradient(loss, [weights, table])
+
+    with tf.Graph().as_default():
+        plain = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    if members.included():
+        expected = np.zeros((8, 2))
+        for other in members.ranks:
+            expected[other] += 0.5
+        expected[5] = 1.0
+        for step in (run, tf.function(run)):
+            dense, sparse = step()
+            np.testing.assert_allclose(dense, np.full((3, 2), (n + 1) / 2), rtol=1e-6)
+            np.testing.assert_allclose(tf.convert_to_tensor(sparse), expected, rtol=1e-6)
+        variable = tf.Variable(float(rank))
+        hvd.broadcast_variables([variable], n - 1, process_set=members)
+        assert float(variable) == n - 1
+        assert hvd.broadcast_object_fn(n - 1, process_set=members)(rank) == n - 1
+        with pytest.raises(ValueError, match="root_rank=1 was found, one of the process set's ranks"):
+            hvd.broadcast(variable, 1, process_set=members)
+    else:
+        outside = f"was asked for on rank {rank} with the process set of the ranks"
+        for what, call in {
+            "DistributedGradientTape": run,
+            "DistributedOptimizer": lambda: hvd.DistributedOptimizer(plain, process_set=members),
+            "broadcast_variables": lambda: hvd.broadcast_variables([weights], 0, process_set=members),
+        }.items():
+            with pytest.raises(ValueError, match=f"{what} {outside}"):
+                call()
+    hvd.barrier()
+    assert hvd.remove_process_set(members)
+    with pytest.raises(ValueError, match=f"process_set_id={number} was found"):
+        hvd.size_op(number)
+
+
 def check_errors_in_functions() -> None:
     import tensorflow as tf
 
@@ -269,13 +323,11 @@ def check_keras_optimizer() -> None:
     assert hvd_keras.callbacks.MetricAverageCallback is callbacks.MetricAverageCallback
     assert hvd_keras.broadcast_object(rank, n - 1) == n - 1
     mean = (np.arange(n) + 1.0).mean()
-    alone = hvd.add_process_set([0]) if n > 1 else hvd.global_process_set
     for options, scale in (
         ({}, mean),
         ({"op": hvd.Sum}, mean * n),
         ({"gradient_predivide_factor": 2.0}, mean),
         ({"groups": 1, "compression": hvd.Compression.fp16}, mean),
-        ({"process_set": alone}, rank + 1.0),
         ({"backward_passes_per_step": 2}, 2 * mean),
         ({"backward_passes_per_step": 2, "average_aggregated_gradients": True}, mean),
     ):
@@ -290,7 +342,6 @@ def check_keras_optimizer() -> None:
             (optimizer.apply if number % 2 else lambda grads, step=step: step())([tf.fill([2], rank + 1.0), rank + 1.0])
         np.testing.assert_allclose(weights[0], np.array([1.0, 2.0]) - 2 * scale, rtol=1e-5)
         np.testing.assert_allclose(weights[1], -2 * scale, rtol=1e-5)
-    assert n == 1 or hvd.remove_process_set(alone)
     for wrong, match in (("sgd", "builtins.str was found"), (optimizer, "already distributed")):
         with pytest.raises(ValueError, match=match):
             hvd.DistributedOptimizer(wrong)
@@ -364,6 +415,7 @@ SUITE = Suite(
         check_functions_run_each_time,
         check_tf1_graph,
         check_process_sets_at_once,
+        check_process_sets,
         check_errors_in_functions,
         check_keras_optimizer,
         check_sync_batch_normalization,

@@ -12,7 +12,7 @@ from sparkvod.core.process_sets import ProcessSet
 from sparkvod.keras.backends import jax_ops as collectives
 from sparkvod.keras.backends.jax_calls import own_errors
 from sparkvod.keras.backends.jax_compression import Compression
-from sparkvod.keras.backends.shared import DenseReducer
+from sparkvod.keras.backends.shared import DenseReducer, check_variables
 
 __all__ = [
     "COMPILES",
@@ -28,10 +28,11 @@ __all__ = [
 COMPILES = True
 
 
-def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
+def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
     """Overwrites Keras's variables with the root's values."""
+    check_variables(variables, root_rank, process_set)
     for number, variable in enumerate(variables):
-        variable.assign(collectives.broadcast(variable, root_rank, f"broadcast.variable.{number}"))
+        variable.assign(collectives.broadcast(variable, root_rank, f"broadcast.variable.{number}", process_set))
 
 
 def cond(pred: Any, true_fn: Callable[[], None], false_fn: Callable[[], None], variables: Sequence[Any]) -> None:

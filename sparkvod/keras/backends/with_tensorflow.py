@@ -25,9 +25,9 @@ __all__ = [
 COMPILES = False
 
 
-def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
+def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
     """Overwrites Keras's variables with the root's values."""
-    functions.broadcast_variables(variables, root_rank)
+    functions.broadcast_variables(variables, root_rank, process_set)
 
 
 def reducer(process_set: ProcessSet, **arguments: Any) -> GradientReducer:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from sparkvod.core import basics
-from sparkvod.core.ops import check_root
 from sparkvod.core.process_sets import ProcessSet
 from sparkvod.keras.backends import torch_ops as collectives
-from sparkvod.keras.backends.shared import DenseReducer, cond
+from sparkvod.keras.backends.shared import DenseReducer, check_variables, cond
 from sparkvod.torch import Compression, ops
 
 __all__ = [
@@ -30,13 +28,15 @@ COMPILES = False
 own_errors = nullcontext
 
 
-def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
+def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
     """Overwrites Keras's variables with the root's values."""
-    check_root(root_rank, basics.size())
+    check_variables(variables, root_rank, process_set)
     started = [
         (
             variable,
-            ops.broadcast_async(collectives.tensor_of(variable).detach(), root_rank, f"broadcast.variable.{number}"),
+            ops.broadcast_async(
+                collectives.tensor_of(variable).detach(), root_rank, f"broadcast.variable.{number}", process_set
+            ),
         )
         for number, variable in enumerate(variables)
     ]
