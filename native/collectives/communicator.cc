@@ -131,6 +131,16 @@ Result Communicator::AwaitPhase(uint64_t phase) {
   });
 }
 
+Result Communicator::AwaitPhaseOf(int local_rank, uint64_t phase) {
+  const Phase waiting(timeline_, "wait for a rank");
+  const std::atomic<uint64_t>& theirs = *lanes_[static_cast<size_t>(local_rank)].phase;
+  const int peer = topology_.local_ranks[static_cast<size_t>(local_rank)];
+  return Progress(kForPhase, peer, [&](Step* step) -> Result {
+    *step = theirs.load() < phase ? Step::kStuck : Step::kDone;
+    return {};
+  });
+}
+
 Result Communicator::Lost(int peer, const Departure& how) const {
   const std::string who = world_->Name(peer);
   if (how.orderly)

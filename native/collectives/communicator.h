@@ -87,6 +87,11 @@ class Communicator {
   // What the next Arrive() will return.
   uint64_t NextPhase() const { return phase_ + 1; }
   Result AwaitPhase(uint64_t phase);
+  // Waits for one rank of this host only.
+  Result AwaitPhaseOf(int local_rank, uint64_t phase);
+  // Waits until all have arrived as often as this one: then nobody reads any more what this rank
+  // published in collectives that it has left without waiting for the others.
+  Result Settle() { return AwaitPhase(phase_); }
 
   // What an attempt says.
   enum class Step { kDone, kMoved, kStuck };

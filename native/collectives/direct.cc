@@ -28,6 +28,7 @@ Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>
                         Finish finish) {
   // Two slots in turn: when this rank writes a slot again, all others have arrived at the
   // collective in between, so they have read what was there.
+  SPARKVOD_TRY(comm.Settle());
   const int parity = static_cast<int>(comm.NextPhase() & 1);
   char* to = comm.slot(comm.local_rank(), parity);
   {
@@ -52,7 +53,7 @@ Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>
 }
 
 Result InPlaceAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets,
-                        size_t count, Finish finish) {
+                        size_t count, Finish finish, Inputs inputs) {
   const int n = comm.size();
   const size_t begin = ShareBegin(dtype, count, comm.rank(), n);
   const size_t end = ShareBegin(dtype, count, comm.rank() + 1, n);
@@ -60,7 +61,7 @@ Result InPlaceAllreduce(Communicator& comm, DType dtype, const std::vector<int64
   for (int r = 0; r < n; ++r)
     buffers[static_cast<size_t>(r)] =
         comm.arena(r).base() + offsets[static_cast<size_t>(r)] + begin * SizeOf(dtype);
-  SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));  // everybody's buffer is filled
+  if (inputs == Inputs::kWritten) SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));
   if (end > begin) {
     const Phase summing(comm.timeline(), "reduce");
     BestKernels().sum_to(dtype, buffers.data(), n, buffers.data(), n, end - begin, finish);
@@ -103,6 +104,7 @@ Result StagedAllreduce(Communicator& comm, DType dtype, const Part& part, Finish
     return comm.Arrive();
   };
 
+  SPARKVOD_TRY(comm.Settle());
   std::vector<const void*> srcs(static_cast<size_t>(n));
   uint64_t published = publish(0), next_published = 0;
   for (size_t i = 0; i < chunks; ++i) {

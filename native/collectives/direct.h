@@ -37,9 +37,13 @@ size_t OneShotBytes(DType dtype, const std::vector<Part>& parts);
 // Where the share of rank r of n begins: equal shares of whole cache lines.
 size_t ShareBegin(DType dtype, size_t count, int r, int n);
 
+// Whether all ranks' inputs are known to be there when a collective begins: what was submitted is,
+// since all have agreed on it; what the ranks have written since is not.
+enum class Inputs { kSubmitted, kWritten };
+
 // `offsets`: where each rank's buffer lies in its arena.
 Result InPlaceAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets,
-                        size_t count, Finish finish);
+                        size_t count, Finish finish, Inputs inputs);
 
 Result StagedAllreduce(Communicator& comm, DType dtype, const Part& part, Finish finish);
 

@@ -20,6 +20,7 @@ void Copy(void* to, const void* from, size_t bytes) {
 // Lays `bytes` down in this rank's slot for the next phase, and waits until all have done so;
 // returns the parity of the slots that hold it.
 Result LayDown(Communicator& comm, const void* data, size_t bytes, int* parity) {
+  SPARKVOD_TRY(comm.Settle());
   *parity = static_cast<int>(comm.NextPhase() & 1);
   Copy(comm.slot(comm.local_rank(), *parity), data, bytes);
   return comm.AwaitPhase(comm.Arrive());
@@ -82,32 +83,38 @@ Result PassBlocks(Communicator& comm, const void* own, size_t own_bytes,
   return {};
 }
 
-// Staged: in step i the root publishes chunk i in half i & 1, all arrive, the others copy it out.
-// Before it publishes chunk i+2 in the same half it has awaited the arrivals at chunk i+1, which
-// all make after they copied chunk i.
+// The others wait for the root only, and arrive when they have read; the root goes on when all has
+// been published. Staged: chunk i goes through half i & 1, which the root writes when all have read
+// chunk i-2.
 Result DirectBroadcast(Communicator& comm, void* data, size_t bytes, int root,
                        int64_t root_offset) {
   const bool is_root = comm.rank() == root;
-  if (bytes <= Geometry::kSlotBytes / 2) {
-    int parity = 0;
-    SPARKVOD_TRY(LayDown(comm, data, is_root ? bytes : 0, &parity));
-    if (!is_root) Copy(data, comm.slot(root, parity), bytes);
+  const bool small = bytes <= Geometry::kSlotBytes / 2;
+  if (!small && root_offset >= 0) {
+    // The root has submitted, so the data is there; when all have it, it may change.
+    if (is_root) return comm.AwaitPhase(comm.Arrive());
+    Copy(data, comm.arena(root).base() + root_offset, bytes);
+    comm.Arrive();
     return {};
   }
-  if (root_offset >= 0) {
-    SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));  // the root has submitted, so the data is there
-    if (!is_root) Copy(data, comm.arena(root).base() + root_offset, bytes);
-    return comm.AwaitPhase(comm.Arrive());  // everybody has it, so it may change
-  }
+  SPARKVOD_TRY(comm.Settle());
+  const size_t chunk = small ? bytes : PublishedBytes(comm);
+  const uint64_t first = comm.NextPhase();
   char* const base = static_cast<char*>(data);
-  const size_t chunk = PublishedBytes(comm);
   for (size_t i = 0, done = 0; done < bytes; ++i, done += chunk) {
     const size_t length = std::min(chunk, bytes - done);
-    if (is_root) Copy(Published(comm, root, i), base + done, length);
-    SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));
-    if (!is_root) Copy(base + done, Published(comm, root, i), length);
+    char* const place =
+        small ? comm.slot(root, static_cast<int>(first & 1)) : Published(comm, root, i);
+    if (is_root) {
+      if (i >= 2) SPARKVOD_TRY(comm.AwaitPhase(first + i - 2));
+      Copy(place, base + done, length);
+    } else {
+      SPARKVOD_TRY(comm.AwaitPhaseOf(root, first + i));
+      Copy(base + done, place, length);
+    }
+    comm.Arrive();
   }
-  return comm.AwaitPhase(comm.Arrive());
+  return {};
 }
 
 // Staged: in step i each rank publishes the i-th piece of every other rank's share, one behind the
@@ -115,7 +122,7 @@ Result DirectBroadcast(Communicator& comm, void* data, size_t bytes, int root,
 // DirectBroadcast.
 Result DirectReducescatter(Communicator& comm, DType dtype, const void* in, void* out,
                            const std::vector<size_t>& begins, const std::vector<int64_t>& placement,
-                           Finish finish) {
+                           Finish finish, Inputs inputs) {
   const int n = comm.size(), me = comm.rank();
   const size_t size = SizeOf(dtype);
   const auto begin = [&](int r) { return begins[static_cast<size_t>(r)]; };
@@ -137,7 +144,7 @@ Result DirectReducescatter(Communicator& comm, DType dtype, const void* in, void
     return {};
   }
   if (!placement.empty()) {
-    SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));  // everybody's input is there
+    if (inputs == Inputs::kWritten) SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));
     for (int r = 0; r < n; ++r)
       srcs[static_cast<size_t>(r)] =
           comm.arena(r).base() + placement[static_cast<size_t>(r)] + begin(me) * size;
@@ -148,6 +155,7 @@ Result DirectReducescatter(Communicator& comm, DType dtype, const void* in, void
   const size_t piece = std::max<size_t>(room / kCacheLine * kCacheLine, size) / size;
   size_t most = 0;
   for (int r = 0; r < n; ++r) most = std::max(most, share(r));
+  SPARKVOD_TRY(comm.Settle());
   for (size_t i = 0, done = 0; done < most; ++i, done += piece) {
     const auto length = [&](int r) { return std::min(piece, share(r) - std::min(share(r), done)); };
     for (int r = 0; r < n; ++r)
@@ -161,7 +169,8 @@ Result DirectReducescatter(Communicator& comm, DType dtype, const void* in, void
                   : Published(comm, r, i) + static_cast<size_t>(me) * piece * size;
     reduce(output + done * size, length(me));
   }
-  return comm.AwaitPhase(comm.Arrive());
+  comm.Arrive();
+  return {};
 }
 
 }  // namespace sparkvod

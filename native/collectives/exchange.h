@@ -3,15 +3,15 @@
 // What they rest on, beside the phases of Communicator:
 //   * A rank's slot of one parity is read by nobody when it is written: its readers have arrived at
 //   the next phase since.
-//   * When a collective begins, nobody reads the part of the staging areas into which inputs are
-//   published, so it may be written at once; so each collective ends only when all ranks have read
-//   what they wanted of it.
+//   * Whoever publishes anything settles before, so a rank may leave a collective while others
+//   still read what it published.
 #pragma once
 
 #include <vector>
 
 #include "native/base/dtype.h"
 #include "native/collectives/communicator.h"
+#include "native/collectives/direct.h"
 #include "native/kernels/reduce.h"
 
 namespace sparkvod {
@@ -39,14 +39,14 @@ struct Fetch {
 Result PassBlocks(Communicator& comm, const void* own, size_t own_bytes,
                   const std::vector<Fetch>& fetches, char* output);
 
-// From the root's memory: through its slot, from where it lies (root_offset >= 0), or through its
-// staging area in chunks, of which one is written while the other is read.
+// From the root's memory: through its slot, from where it was submitted (root_offset >= 0), or
+// through its staging area in chunks, of which one is written while the other is read.
 Result DirectBroadcast(Communicator& comm, void* data, size_t bytes, int root, int64_t root_offset);
 
 // Rank r gets elements begins[r] to begins[r+1]. `placement`: where each rank's input lies in its
 // arena; empty: in ordinary memory, of which each rank publishes what the others reduce.
 Result DirectReducescatter(Communicator& comm, DType dtype, const void* in, void* out,
                            const std::vector<size_t>& begins, const std::vector<int64_t>& placement,
-                           Finish finish);
+                           Finish finish, Inputs inputs);
 
 }  // namespace sparkvod

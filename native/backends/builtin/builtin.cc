@@ -158,7 +158,8 @@ class Builtin : public Backend {
     }
     carrier->algorithm = comm_->shares_memory() ? "direct" : "ring";
     return comm_->shares_memory()
-               ? DirectReducescatter(*comm_, call.dtype, in, out, call.begins, placement, finish)
+               ? DirectReducescatter(*comm_, call.dtype, in, out, call.begins, placement, finish,
+                                     call.prescale == 1 ? Inputs::kSubmitted : Inputs::kWritten)
                : RingReducescatter(*comm_, call.dtype, in, out, call.begins, finish);
   }
 
@@ -294,7 +295,8 @@ class Builtin : public Backend {
     }
     if (!call.placement.empty()) {
       carrier->algorithm = "in-place";
-      return InPlaceAllreduce(*comm_, call.dtype, call.placement, elements, finish);
+      return InPlaceAllreduce(*comm_, call.dtype, call.placement, elements, finish,
+                              call.prescale == 1 ? Inputs::kSubmitted : Inputs::kWritten);
     }
     if (call.parts.size() == 1) {
       carrier->algorithm = "staged";
@@ -305,7 +307,7 @@ class Builtin : public Backend {
     SPARKVOD_TRY(Gather(call.dtype, call.parts, elements));
     std::vector<int64_t> offsets;
     SPARKVOD_TRY(FusionOffsets(&offsets));
-    SPARKVOD_TRY(InPlaceAllreduce(*comm_, call.dtype, offsets, elements, finish));
+    SPARKVOD_TRY(InPlaceAllreduce(*comm_, call.dtype, offsets, elements, finish, Inputs::kWritten));
     Scatter(call);
     return {};
   }

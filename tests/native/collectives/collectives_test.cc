@@ -257,7 +257,9 @@ TEST(InPlaceAllreduceSums) {
       const auto own = comm.own_arena().heap()->OffsetOf(block, count * 4);
       for (const std::string& offset : board.Gather(comm.rank(), std::to_string(own)))
         offsets.push_back(std::stoll(offset));
-      EXPECT_EQ(InPlaceAllreduce(comm, DType::kFloat32, offsets, count, Finish{}).Report(), "ok");
+      EXPECT_EQ(InPlaceAllreduce(comm, DType::kFloat32, offsets, count, Finish{}, Inputs::kWritten)
+                    .Report(),
+                "ok");
       EXPECT(std::memcmp(block, Sums(comm.size(), count).data(), count * 4) == 0);
       comm.own_arena().heap()->Free(block);
       if (gap != nullptr) comm.own_arena().heap()->Free(gap);
