@@ -88,7 +88,7 @@ class Backend {
   virtual const char* name() const = 0;
   // `op` is of the collectives that reduce.
   virtual bool Supports(Collective collective, ReduceOp op, DType dtype) const = 0;
-  virtual Result Allreduce(const AllreduceCall& call, Carrier* carrier) = 0;
+  virtual Result Allreduce(AllreduceCall call, Carrier* carrier) = 0;
   // own: this rank's block; out: engine memory for all blocks; offsets: where each rank's block
   // begins in it, and the end (bytes).
   virtual Result Allgather(const void* own, char* out, const std::vector<size_t>& offsets,

@@ -107,6 +107,12 @@ Result Communicator::SendRecv(int to, const void* out, size_t out_bytes, int fro
   });
 }
 
+std::string Communicator::doing() const {
+  if (tensor_ == nullptr) return doing_;
+  return doing_ + " of '" + *tensor_ + "'" +
+         (others_ > 0 ? " and " + std::to_string(others_) + " more" : "");
+}
+
 uint64_t Communicator::Arrive() {
   // Sequentially consistent, as are the loads of `sleeper` in RingForPhase and of `phase` in
   // AwaitPhase.
@@ -144,10 +150,10 @@ Result Communicator::AwaitPhaseOf(int local_rank, uint64_t phase) {
 Result Communicator::Lost(int peer, const Departure& how) const {
   const std::string who = world_->Name(peer);
   if (how.orderly)
-    return Result::Fail(Code::kShutDown, who + " shut down during " + doing_ +
+    return Result::Fail(Code::kShutDown, who + " shut down during " + doing() +
                                              "; all ranks must make the same calls");
   if (how.relayed) return Result::Fail(how.code, how.cause);
-  return Result::Fail(how.code, who + " left during " + doing_ + ": " + how.cause);
+  return Result::Fail(how.code, who + " left during " + doing() + ": " + how.cause);
 }
 
 Result Communicator::CheckPeers(bool thorough) {
@@ -167,7 +173,7 @@ Result Communicator::Blame(int peer, const Result& cause) {
   Departure how;
   if (world_->peers[static_cast<size_t>(r)].link->Left(&how)) return Lost(r, how);
   return Result::Fail(Code::kPeerLost,
-                      Name(peer) + " was lost during " + doing_ + ": " + cause.Report());
+                      Name(peer) + " was lost during " + doing() + ": " + cause.Report());
 }
 
 void Communicator::PublishWait(int peer) {
@@ -199,7 +205,7 @@ std::string Communicator::Waited(int peer, double seconds) const {
   }
   char text[32];
   std::snprintf(text, sizeof text, "%g", seconds);
-  return Name(rank()) + " waited " + text + " s for " + whom + " in " + doing_ +
+  return Name(rank()) + " waited " + text + " s for " + whom + " in " + doing() +
          "; it is stopped or far behind";
 }
 

@@ -63,9 +63,18 @@ class Communicator {
   // "inproc", "shm", "tcp", or "shm+tcp" for a mixture.
   const std::string& transport() const { return transport_; }
 
-  // Words for the errors of what follows: "allreduce of 'layer1.weight'".
-  void Describe(std::string what) { doing_ = std::move(what); }
-  const std::string& doing() const { return doing_; }
+  // Words for the errors of what follows: "negotiation".
+  void Describe(std::string what) {
+    doing_ = std::move(what);
+    tensor_ = nullptr;
+  }
+  // "allreduce of 'layer1.weight' and 3 more". The name must outlive the next description.
+  void Describe(const char* collective, const std::string* tensor, size_t others) {
+    doing_ = collective;
+    tensor_ = tensor;
+    others_ = others;
+  }
+  std::string doing() const;
 
   Result Send(int to, const void* data, size_t bytes) {
     return SendRecv(to, data, bytes, -1, nullptr, 0);
@@ -107,6 +116,12 @@ class Communicator {
     SPARKVOD_TRY(attempt(step));
     if (*step != Step::kStuck) return {};
     if (spin_ns_ > 0) {
+      // A peer that is as far as this rank answers before a clock has been read a few times.
+      for (int looks = 0; !crowded_ && looks < kFirstLooks; ++looks) {
+        CpuRelax();
+        SPARKVOD_TRY(attempt(step));
+        if (*step != Step::kStuck) return {};
+      }
       const int64_t began = NowNs();
       for (int64_t now = began; now - began < spin_ns_; now = NowNs()) {
         const int64_t waited = now - began;
@@ -189,6 +204,7 @@ class Communicator {
   // allreduces of 4 B to 64 KiB of 4 and of 8 ranks take a quarter of the time so, negotiations of
   // 16 ranks one and a half times as long.
   static constexpr int kMostRanksPerCore = 4;
+  static constexpr int kFirstLooks = 16;
   static constexpr int kSpinsPerLook =
       4;  // so that spinning leaves the peer's cache lines alone for a while
 
@@ -219,6 +235,8 @@ class Communicator {
   std::function<Result()> health_;
   std::string transport_;
   std::string doing_ = "negotiation";
+  const std::string* tensor_ = nullptr;
+  size_t others_ = 0;
   Cores cores_;
   int64_t spin_ns_;
   bool crowded_;  // ranks outnumber cores

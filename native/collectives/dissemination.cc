@@ -65,7 +65,7 @@ Result Dissemination::Agree(uint16_t* flags, std::vector<uint64_t>* bits) {
     const Header wake{kMagic, kWake, 0, 0, cycle_};
     SPARKVOD_TRY(comm_->Send(To(round), &wake, sizeof wake));
   }
-  std::vector<uint64_t> heard(bits->size());
+  heard_.resize(bits->size());
   for (int round = 0; round < rounds_; ++round) {
     const Header out{kMagic, kRound, static_cast<uint8_t>(round), *flags, cycle_};
     std::memcpy(buffer_.data(), &out, sizeof out);
@@ -73,9 +73,9 @@ Result Dissemination::Agree(uint16_t* flags, std::vector<uint64_t>* bits) {
     SPARKVOD_TRY(comm_->Send(To(round), buffer_.data(), buffer_.size()));
     Header in;
     SPARKVOD_TRY(RecvRound(From(round), round, &in));
-    SPARKVOD_TRY(comm_->Recv(From(round), heard.data(), bytes));
+    SPARKVOD_TRY(comm_->Recv(From(round), heard_.data(), bytes));
     *flags = static_cast<uint16_t>(*flags | in.flags);
-    for (size_t i = 0; i < heard.size(); ++i) (*bits)[i] &= heard[i];
+    for (size_t i = 0; i < heard_.size(); ++i) (*bits)[i] &= heard_[i];
   }
   return {};
 }

@@ -52,6 +52,7 @@ class Dissemination {
   int rounds_ = 0;
   uint64_t cycle_ = 0;
   std::vector<char> buffer_;
+  std::vector<uint64_t> heard_;
 };
 
 }  // namespace sparkvod

@@ -23,15 +23,19 @@ constexpr int64_t kPatrolForNs = 20000000;
 bool Engine::TakeToken() {
   if (driving_) return false;
   driving_ = true;
-  world_->arena->header().sleeper.store(kAwake);
+  StayAwake();
   return true;
+}
+
+void Engine::StayAwake() {
+  std::atomic<uint32_t>& sleeper = world_->arena->header().sleeper;
+  if (sleeper.load(std::memory_order_relaxed) != kAwake) sleeper.store(kAwake);
 }
 
 void Engine::LeaveToBackground() {
   if (!stopped_.load()) {
-    std::atomic<uint32_t>& sleeper = world_->arena->header().sleeper;
     if (HasOwnWork() || negotiator_->pending() || negotiator_->attends()) {
-      sleeper.store(kIdle);
+      world_->arena->header().sleeper.store(kIdle);
       // What came in since the driver's last look, or while TCP sockets were silent for the
       // background thread, is its.
       if (HasWork() || world_->idle.any_fired()) world_->idle.Ring();
@@ -39,8 +43,8 @@ void Engine::LeaveToBackground() {
       // Nothing of this rank waits, so joining a peer's cycle now would not bring anybody on: no
       // collective ends without what this rank has yet to submit. The caller is likely to be back
       // first; if not, the patrol joins.
-      sleeper.store(kAwake);
-      patrol_until_ns_ = NowNs() + kPatrolForNs;
+      StayAwake();
+      patrol_until_ns_ = finished_ns_ + kPatrolForNs;
       if (!patrolling_) {
         patrolling_ = true;
         world_->idle.Ring();
@@ -70,10 +74,9 @@ bool Engine::HasWork() {
 
 void Engine::RunCycle() {
   if (aborted_.load()) return Stop(Result::Fail(Code::kPeerLost, abort_reason_), false);
-  std::vector<std::shared_ptr<Operation>> fresh;
   {
     std::lock_guard<std::mutex> lock(mu_);
-    fresh.swap(queue_);
+    fresh_.swap(queue_);
     queued_.store(0);
     rung_ = false;
   }
@@ -81,11 +84,10 @@ void Engine::RunCycle() {
   shutdown_said_ = shutdown_said_ || ending;
   const int64_t began_ns = timeline_.on() ? NowNs() : 0;
   if (began_ns != 0)
-    for (const auto& operation : fresh) operation->taken_ns = began_ns;
+    for (const auto& operation : fresh_) operation->taken_ns = began_ns;
   Negotiator::Outcome outcome;
   again_ = false;
-  if (Result r = negotiator_->Cycle(std::move(fresh), ending, &outcome); !r.ok())
-    return Stop(r, false);
+  if (Result r = negotiator_->Cycle(&fresh_, ending, &outcome); !r.ok()) return Stop(r, false);
   again_ = outcome.again;
   stall_->AfterCycle(outcome.stalled, &again_);
   if (began_ns != 0) TellCycle(began_ns, outcome.agreed);
@@ -127,11 +129,12 @@ void Engine::TellCycle(int64_t began_ns, const std::vector<Agreed>& agreed) {
 
 void Engine::Finish(const std::shared_ptr<Operation>& operation, const Result& result) {
   operation->result = result;
-  const int64_t now_ns = NowNs();
+  const bool executed = result.ok() && operation->ended_ns != 0;
+  const int64_t now_ns = finished_ns_ = executed ? operation->ended_ns : NowNs();
   if (timeline_.on()) timeline_.Add(LifeOf(*operation, now_ns));
   {
     std::lock_guard<std::mutex> lock(mu_);
-    in_flight_.erase(operation->request.key());
+    in_flight_.erase(operation->key);
     Stats::Latency& latency = latencies_[static_cast<size_t>(operation->request.collective)];
     ++latency.count;
     latency.ns += now_ns - operation->submitted_ns;

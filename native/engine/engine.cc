@@ -98,8 +98,7 @@ Result Engine::Join(int rank, const std::vector<std::string>& endpoints, const s
   Members world;
   for (int r = 0; r < topology_.size; ++r) world.ranks.push_back(r);
   world.place = topology_.rank;
-  std::lock_guard<std::mutex> lock(mu_);
-  sets_[0] = std::make_shared<const Members>(std::move(world));
+  everybody_ = std::make_shared<const Members>(std::move(world));
   return {};
 }
 
@@ -114,6 +113,10 @@ Result Engine::Allocate(size_t bytes, std::shared_ptr<Memory>* out) {
 }
 
 Result Engine::MembersOf(const Request& request, std::shared_ptr<const Members>* out) {
+  if (request.process_set == 0) {
+    *out = everybody_;
+    return {};
+  }
   std::lock_guard<std::mutex> lock(mu_);
   const auto set = sets_.find(request.process_set);
   if (set == sets_.end())
@@ -162,8 +165,7 @@ Result Engine::Prepare(Request request, std::vector<Part> parts, std::shared_ptr
     if (read || (request.collective == Collective::kAllreduce && parts[i].in == parts[i].out))
       e.placement = world_->arena->heap()->OffsetOf(parts[i].in, bytes);
   }
-  auto operation = std::make_shared<Operation>();
-  operation->request = std::move(request);
+  auto operation = std::make_shared<Operation>(std::move(request));
   operation->parts = std::move(parts);
   operation->submitted_ns = NowNs();
   *out = std::move(operation);
@@ -172,7 +174,7 @@ Result Engine::Prepare(Request request, std::vector<Part> parts, std::shared_ptr
 
 Result Engine::Enqueue(const std::shared_ptr<Operation>& operation, bool wake) {
   if (state_ == State::kStopped) return cause_;
-  if (!in_flight_.insert(operation->request.key()).second)
+  if (!in_flight_.insert(operation->key).second)
     return Result::Fail(
         Code::kInvalid,
         "a tensor named '" + operation->request.name +

@@ -115,6 +115,8 @@ class Engine {
 
   // With mu_ held:
   bool TakeToken();
+  // Peers look at it at each step, so it is not written, and fetched anew by them, when it is so.
+  void StayAwake();
   void ReleaseToken();
   // A caller stops driving: sees to it that the background thread notices what comes.
   void LeaveToBackground();
@@ -132,6 +134,7 @@ class Engine {
   std::unique_ptr<Negotiator> negotiator_;
   std::unique_ptr<StallInspector> stall_;
   std::unique_ptr<Executor> executor_;
+  std::shared_ptr<const Members> everybody_;
   Timeline timeline_;
   std::thread background_;
 
@@ -147,7 +150,7 @@ class Engine {
   int64_t next_handle_ = 1;
   std::unordered_map<int64_t, std::shared_ptr<Operation>> handles_;
   std::unordered_set<std::string> in_flight_;                         // keys
-  std::unordered_map<int32_t, std::shared_ptr<const Members>> sets_;  // 0: the world
+  std::unordered_map<int32_t, std::shared_ptr<const Members>> sets_;  // but for the world
   std::vector<std::shared_ptr<Operation>> queue_;
   Result cause_;  // why the engine stopped
   std::string abort_reason_;
@@ -163,7 +166,9 @@ class Engine {
   // The driver's own:
   bool again_ = false;  // a cycle is due although nothing new was submitted
   bool shutdown_said_ = false;
-  const Interrupted* interrupted_ = nullptr;  // of the caller that drives
+  const Interrupted* interrupted_ = nullptr;       // of the caller that drives
+  std::vector<std::shared_ptr<Operation>> fresh_;  // empty between cycles
+  int64_t finished_ns_ = 0;                        // when an operation last ended
 };
 
 }  // namespace sparkvod

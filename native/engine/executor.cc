@@ -5,6 +5,24 @@
 #include "native/collectives/ring.h"
 
 namespace sparkvod {
+namespace {
+
+// What a communicator is told to be doing, for as long as this lives.
+class Described {
+ public:
+  Described(Communicator* comm, const char* collective, const std::string* tensor, size_t others)
+      : comm_(comm) {
+    comm->Describe(collective, tensor, others);
+  }
+  ~Described() { comm_->Describe("negotiation"); }
+  Described(const Described&) = delete;
+  Described& operator=(const Described&) = delete;
+
+ private:
+  Communicator* comm_;
+};
+
+}  // namespace
 
 Executor::Executor(World* world, Communicator* comm, std::unique_ptr<Backend> backend,
                    const Config& config, Finish finish)
@@ -35,8 +53,7 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
   const Request& request = first.operation->request;
   const size_t others = batch.pieces.size() - 1;
   const Target target = TargetOf(request);
-  target.comm->Describe(std::string(NameOf(request.collective)) + " of '" + request.name + "'" +
-                        (others > 0 ? " and " + std::to_string(others) + " more" : ""));
+  const Described described(target.comm, NameOf(request.collective), &request.name, others);
   Carrier carrier;
   size_t bytes = batch.bytes;
   const int64_t began_ns = NowNs();
@@ -47,7 +64,7 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
       AllreduceCall call = batch.call;
       for (const Batch::Piece& piece : batch.pieces)
         call.parts.push_back(agreed[piece.agreed].operation->parts[piece.entry]);
-      SPARKVOD_TRY(target.backend->Allreduce(call, &carrier));
+      SPARKVOD_TRY(target.backend->Allreduce(std::move(call), &carrier));
       break;
     }
     case Collective::kAllgather:
@@ -73,6 +90,8 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
       break;  // the agreement was the barrier
   }
   const int64_t ended_ns = NowNs();
+  for (const Batch::Piece& piece : batch.pieces)
+    agreed[piece.agreed].operation->ended_ns = ended_ns;
   if (Timeline* told = comm_->timeline(); told != nullptr && told->on())
     told->Add({Lane::kEngine,
                {},
@@ -82,8 +101,8 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
                static_cast<int64_t>(bytes),
                target.comm->doing()});
   const std::lock_guard<std::mutex> lock(mutex_);
-  Stats::Carried& carried = counts_[std::string(NameOf(request.collective)) + "/" +
-                                    target.comm->transport() + "/" + carrier.algorithm];
+  Stats::Carried& carried =
+      CountOf({request.collective, target.comm->transport(), carrier.algorithm});
   ++carried.calls;
   carried.tensors += batch.pieces.size();
   carried.bytes += bytes;
@@ -170,6 +189,15 @@ Result Executor::RemoveSet(const Request& request) {
 std::map<std::string, Stats::Carried> Executor::Counts() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return counts_;
+}
+
+Stats::Carried& Executor::CountOf(const Way& way) {
+  Stats::Carried*& known = count_of_[way];
+  if (known == nullptr) {
+    const auto& [collective, transport, algorithm] = way;
+    known = &counts_[std::string(NameOf(collective)) + "/" + transport + "/" + algorithm];
+  }
+  return *known;
 }
 
 }  // namespace sparkvod

@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "native/backends/backend.h"
@@ -65,8 +67,12 @@ class Executor {
   std::map<int32_t, OfSet> sets_;
   size_t fusion_threshold_;
   Finish finish_;
+  // By collective, transport and algorithm, of which each pointer is one constant.
+  using Way = std::tuple<Collective, std::string, const char*>;
+  Stats::Carried& CountOf(const Way& way);  // with mutex_ held
   mutable std::mutex mutex_;
   std::map<std::string, Stats::Carried> counts_;
+  std::map<Way, Stats::Carried*> count_of_;
 };
 
 }  // namespace sparkvod

@@ -41,7 +41,7 @@ void Negotiator::Begin(std::shared_ptr<Operation> operation) {
     unsaid_.push_back(std::move(operation));
     return;
   }
-  const std::string key = request.key();
+  const std::string& key = operation->key;
   const auto slot = slot_of_.find(key);
   const auto may_hit = [&] {
     const Cached& cached = slots_[slot->second];
@@ -58,10 +58,11 @@ void Negotiator::Begin(std::shared_ptr<Operation> operation) {
   waiting_.emplace(key, std::move(operation));
 }
 
-Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shut_down,
+Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>>* fresh, bool shut_down,
                          Outcome* out) {
   comm_->Describe("negotiation");
-  for (std::shared_ptr<Operation>& operation : fresh) Begin(std::move(operation));
+  for (std::shared_ptr<Operation>& operation : *fresh) Begin(std::move(operation));
+  fresh->clear();
   uint16_t flags = static_cast<uint16_t>((shut_down ? kShutDown : 0) |
                                          (unsaid_.empty() ? 0 : kUnsaid) | (warn_ ? kStalled : 0));
   warn_ = false;
@@ -81,7 +82,7 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shu
       if (joined_count_ > 0)
         for (const int r : cached.members->ranks) absent.push_back(joined_[static_cast<size_t>(r)]);
       if (std::find(absent.begin(), absent.end(), true) == absent.end()) absent.clear();
-      Agree(cached.members, cached.by_rank, absent, out);
+      Agree(cached.key, cached.members, cached.by_rank, absent, out);
     }
   if ((flags & kUnsaid) != 0) {
     Writer own;
@@ -198,16 +199,15 @@ void Negotiator::Complete(const std::string& key, Said said, Outcome* out) {
     const Collective collective = (*by_rank)[0].collective;
     if (collective != Collective::kAddSet && collective != Collective::kRemoveSet)
       Insert(key, said.members, by_rank);
-    Agree(said.members, std::move(by_rank), absent, out);
+    Agree(key, said.members, std::move(by_rank), absent, out);
   } else if (std::shared_ptr<Operation> own = TakeWaiting(key); own != nullptr) {
     out->agreed.push_back({std::move(own), std::move(by_rank), std::move(error), 1, said.members});
   }
 }
 
-void Negotiator::Agree(const std::shared_ptr<const Members>& members,
+void Negotiator::Agree(const std::string& key, const std::shared_ptr<const Members>& members,
                        std::shared_ptr<const std::vector<Request>> by_rank,
                        const std::vector<bool>& absent, Outcome* out) {
-  const std::string key = (*by_rank)[0].key();
   Agreed agreed{nullptr, std::move(by_rank), {}, members->size(), members};
   if (absent.empty()) {
     agreed.operation = TakeWaiting(key);
@@ -288,7 +288,7 @@ void Negotiator::Insert(const std::string& key, const std::shared_ptr<const Memb
     slot = *free_.begin();
     free_.erase(free_.begin());
   }
-  slots_[slot] = {members, std::move(by_rank), ages_.insert(ages_.end(), slot)};
+  slots_[slot] = {key, members, std::move(by_rank), ages_.insert(ages_.end(), slot)};
   slot_of_[key] = slot;
   own_bits_.resize((slots_.size() + 63) / 64);
   // A rank that a set does without never keeps it waiting.
@@ -296,7 +296,7 @@ void Negotiator::Insert(const std::string& key, const std::shared_ptr<const Memb
 }
 
 void Negotiator::Evict(size_t slot) {
-  const std::string key = (*slots_[slot].by_rank)[0].key();
+  const std::string key = slots_[slot].key;
   if (Test(own_bits_, slot)) {
     Clear(&own_bits_, slot);
     // This rank waits with a bit that means nothing any more.

@@ -42,8 +42,8 @@ class Negotiator {
     bool again = false;          // this rank has requests to say anew
     bool stalled = false;        // some rank warns of those that are late
   };
-  // One cycle. `fresh` joins what is pending already.
-  Result Cycle(std::vector<std::shared_ptr<Operation>> fresh, bool shut_down, Outcome* out);
+  // One cycle. `fresh` joins what is pending already, and is emptied.
+  Result Cycle(std::vector<std::shared_ptr<Operation>>* fresh, bool shut_down, Outcome* out);
 
   // Whether the others' collectives may need this rank although it has nothing to submit: there are
   // sets of ranks that it may be none of.
@@ -72,6 +72,7 @@ class Negotiator {
 
  private:
   struct Cached {
+    std::string key;
     std::shared_ptr<const Members> members;
     std::shared_ptr<const std::vector<Request>> by_rank;  // null: a free slot
     std::list<size_t>::iterator age;
@@ -94,7 +95,7 @@ class Negotiator {
   Result RemoveSet(const Request& request, Outcome* out);
   void Refuse(const std::string& key, Outcome* out);
   // Adds to what is agreed. `absent`: the members that have joined without saying it; empty: none.
-  void Agree(const std::shared_ptr<const Members>& members,
+  void Agree(const std::string& key, const std::shared_ptr<const Members>& members,
              std::shared_ptr<const std::vector<Request>> by_rank, const std::vector<bool>& absent,
              Outcome* out);
   void Insert(const std::string& key, const std::shared_ptr<const Members>& members,

@@ -43,7 +43,10 @@ struct Operation;
 using Completed = std::function<void(const Operation&)>;
 
 struct Operation {
+  explicit Operation(Request of) : request(std::move(of)), key(request.key()) {}
+
   Request request;
+  const std::string key;      // the request's
   std::vector<Part> parts;    // one for each entry of the request
   std::vector<char> scratch;  // memory of its own: of what stands in for a rank that has joined
   Completed completed;        // empty for those that somebody waits for by handle
@@ -52,6 +55,7 @@ struct Operation {
   int64_t taken_ns = 0;   // first negotiated
   int64_t agreed_ns = 0;  // all ranks have submitted it
   int64_t began_ns = 0;   // first executed
+  int64_t ended_ns = 0;   // last executed
 
   // Written by the driver before `done`, read after it.
   Result result;

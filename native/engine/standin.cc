@@ -90,8 +90,7 @@ Request StandInRequest(const Request& asked) {
 }
 
 std::shared_ptr<Operation> StandIn(const Request& request, int rank, int size) {
-  auto operation = std::make_shared<Operation>();
-  operation->request = request;
+  auto operation = std::make_shared<Operation>(request);
   operation->submitted_ns = NowNs();
   size_t bytes = 0;
   for (const Entry& e : request.entries)

@@ -66,8 +66,7 @@ class Builtin : public Backend {
     return op != ReduceOp::kAverage || dtype != DType::kBool;
   }
 
-  Result Allreduce(const AllreduceCall& given, Carrier* carrier) override {
-    AllreduceCall call = given;
+  Result Allreduce(AllreduceCall call, Carrier* carrier) override {
     size_t elements = 0;
     for (const Part& part : call.parts) elements += part.count;
     Algorithm algorithm = Algorithm::kDirect;

@@ -29,10 +29,16 @@ void CopyOut(const ByteRing& ring, uint64_t at, char* data, size_t bytes) {
 // `blocked` that follow them and the sleeper's store and last look: one of the two sides always
 // sees the other, so no wake-up is lost.
 Result RingChannel::TrySend(const void* data, size_t bytes, size_t* sent) {
-  size_t room = ByteRing::kBytes - static_cast<size_t>(sent_ - out_.tail.load());
+  const auto room_now = [&] { return ByteRing::kBytes - static_cast<size_t>(sent_ - tail_); };
+  size_t room = room_now();
+  if (room < bytes) {
+    tail_ = out_.tail.load();
+    room = room_now();
+  }
   if (room == 0) {
     out_.blocked.store(1);
-    room = ByteRing::kBytes - static_cast<size_t>(sent_ - out_.tail.load());
+    tail_ = out_.tail.load();
+    room = room_now();
   }
   const size_t n = *sent = std::min(bytes, room);
   if (n == 0) return {};

@@ -31,6 +31,9 @@ class RingChannel : public Channel {
   ByteRing& in_;
   ByteRing& out_;
   uint64_t sent_ = 0, received_ = 0;  // this side's copies of out_.head and in_.tail
+  // Of out_.tail when there was last too little room: until then it need not be fetched from the
+  // other core.
+  uint64_t tail_ = 0;
 };
 
 class ArenaLink : public Link {
