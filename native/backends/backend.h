@@ -57,6 +57,8 @@ struct AllreduceCall {
   std::vector<Part> parts;
   // Of a single part that every rank has in engine memory and in place: where, by rank. Else empty.
   std::vector<int64_t> placement;
+  // By rank: what Offer laid down there of the same parts. Empty: nothing.
+  std::vector<const char*> offers;
 };
 
 // Rank r gets elements begins[r] to begins[r+1] of what the ranks' inputs are reduced to.
@@ -89,6 +91,12 @@ class Backend {
   // `op` is of the collectives that reduce.
   virtual bool Supports(Collective collective, ReduceOp op, DType dtype) const = 0;
   virtual Result Allreduce(AllreduceCall call, Carrier* carrier) = 0;
+  // Lays down in `room` what the other ranks need of an allreduce's parts, before they have agreed
+  // on it; true when that spares them a step.
+  virtual bool Offer(DType, ReduceOp, double /*prescale*/, const std::vector<Part>&, char* /*room*/,
+                     size_t /*bytes*/) {
+    return false;
+  }
   // own: this rank's block; out: engine memory for all blocks; offsets: where each rank's block
   // begins in it, and the end (bytes).
   virtual Result Allgather(const void* own, char* out, const std::vector<size_t>& offsets,

@@ -24,32 +24,40 @@ size_t OneShotBytes(DType dtype, const std::vector<Part>& parts) {
   return bytes;
 }
 
+void OneShotPublish(DType dtype, const std::vector<Part>& parts, char* to) {
+  for (const Part& part : parts) {
+    if (part.count > 0) std::memcpy(to, part.in, part.count * SizeOf(dtype));
+    to += PaddedBytes(dtype, part.count);
+  }
+}
+
+Result OneShotReduce(Communicator& comm, DType dtype, const std::vector<Part>& parts,
+                     const std::vector<const char*>& places, Finish finish) {
+  const Phase summing(comm.timeline(), "reduce");
+  std::vector<const void*> srcs(places.begin(), places.end());
+  for (const Part& part : parts) {
+    void* dst = part.out;
+    BestKernels().sum_to(dtype, &dst, 1, srcs.data(), comm.size(), part.count, finish);
+    for (const void*& src : srcs)
+      src = static_cast<const char*>(src) + PaddedBytes(dtype, part.count);
+  }
+  return {};
+}
+
 Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>& parts,
                         Finish finish) {
   // Two slots in turn: when this rank writes a slot again, all others have arrived at the
   // collective in between, so they have read what was there.
   SPARKVOD_TRY(comm.Settle());
   const int parity = static_cast<int>(comm.NextPhase() & 1);
-  char* to = comm.slot(comm.local_rank(), parity);
   {
     const Phase publishing(comm.timeline(), "publish");
-    for (const Part& part : parts) {
-      if (part.count > 0) std::memcpy(to, part.in, part.count * SizeOf(dtype));
-      to += PaddedBytes(dtype, part.count);
-    }
+    OneShotPublish(dtype, parts, comm.slot(comm.local_rank(), parity));
   }
   SPARKVOD_TRY(comm.AwaitPhase(comm.Arrive()));
-  std::vector<const void*> srcs(static_cast<size_t>(comm.size()));
-  size_t offset = 0;
-  const Phase summing(comm.timeline(), "reduce");
-  for (const Part& part : parts) {
-    for (int r = 0; r < comm.size(); ++r)
-      srcs[static_cast<size_t>(r)] = comm.slot(r, parity) + offset;
-    void* dst = part.out;
-    BestKernels().sum_to(dtype, &dst, 1, srcs.data(), comm.size(), part.count, finish);
-    offset += PaddedBytes(dtype, part.count);
-  }
-  return {};
+  std::vector<const char*> places;
+  for (int r = 0; r < comm.size(); ++r) places.push_back(comm.slot(r, parity));
+  return OneShotReduce(comm, dtype, parts, places, finish);
 }
 
 Result InPlaceAllreduce(Communicator& comm, DType dtype, const std::vector<int64_t>& offsets,

@@ -31,6 +31,10 @@ struct Part {
 // Parts together at most Geometry::kSlotBytes, each rounded up to 64 bytes.
 Result OneShotAllreduce(Communicator& comm, DType dtype, const std::vector<Part>& parts,
                         Finish finish);
+// Its two halves: laying the parts down, and reducing what all ranks (`places`, by rank) laid down.
+void OneShotPublish(DType dtype, const std::vector<Part>& parts, char* to);
+Result OneShotReduce(Communicator& comm, DType dtype, const std::vector<Part>& parts,
+                     const std::vector<const char*>& places, Finish finish);
 // Bytes that `parts` take in a slot.
 size_t OneShotBytes(DType dtype, const std::vector<Part>& parts);
 

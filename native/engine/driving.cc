@@ -99,7 +99,7 @@ void Engine::RunCycle() {
     stats_.sleeps = comm_->sleeps();
   }
   if (!outcome.agreed.empty()) {
-    if (Result r = executor_->Execute(outcome.agreed); !r.ok()) {
+    if (Result r = executor_->Execute(outcome.agreed, std::move(outcome.offers)); !r.ok()) {
       for (const Agreed& agreed : outcome.agreed)
         if (agreed.operation != nullptr && !agreed.operation->done.load())
           Finish(agreed.operation, r);

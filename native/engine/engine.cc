@@ -84,7 +84,10 @@ Result Engine::Join(int rank, const std::vector<std::string>& endpoints, const s
   });
   comm_->TellTo(&timeline_);
   negotiator_ =
-      std::make_unique<Negotiator>(comm_.get(), static_cast<size_t>(config_.cache_capacity));
+      std::make_unique<Negotiator>(comm_.get(), static_cast<size_t>(config_.cache_capacity),
+                                   [this](const Operation& operation, char* room, size_t bytes) {
+                                     return executor_->Offer(operation, room, bytes);
+                                   });
   const Logger log(config_.log_level, "rank " + std::to_string(rank));
   stall_ = std::make_unique<StallInspector>(
       config_, negotiator_.get(), log,

@@ -33,14 +33,26 @@ Executor::Executor(World* world, Communicator* comm, std::unique_ptr<Backend> ba
       fusion_threshold_(static_cast<size_t>(config.fusion_threshold)),
       finish_(std::move(finish)) {}
 
-Result Executor::Execute(const std::vector<Agreed>& agreed) {
+bool Executor::Offer(const Operation& operation, char* room, size_t bytes) {
+  const Request& request = operation.request;
+  if (request.collective != Collective::kAllreduce || request.process_set != 0) return false;
+  const DType dtype = request.entries[0].dtype;
+  for (const Entry& e : request.entries)
+    if (e.dtype != dtype) return false;
+  return backend_->Offer(dtype, request.op, request.prescale, operation.parts, room, bytes);
+}
+
+Result Executor::Execute(const std::vector<Agreed>& agreed, std::vector<const char*> offers) {
   std::vector<size_t> left(agreed.size(), 1);  // backend calls that an operation still waits for
   for (size_t i = 0; i < agreed.size(); ++i) {
     const Request& request = agreed[i].operation->request;
     if (IsFused(request.collective)) left[i] = request.entries.size();
     if (!agreed[i].error.ok()) finish_(agreed[i].operation, agreed[i].error);
   }
-  for (const Batch& batch : PlanBatches(agreed, fusion_threshold_)) {
+  std::vector<Batch> batches = PlanBatches(agreed, fusion_threshold_);
+  // Several are another call, or other ones, than the one that was offered.
+  if (batches.size() == 1 && agreed.size() == 1) batches[0].call.offers = std::move(offers);
+  for (const Batch& batch : batches) {
     SPARKVOD_TRY(ExecuteBatch(batch, agreed));
     for (const Batch::Piece& piece : batch.pieces)
       if (--left[piece.agreed] == 0) finish_(agreed[piece.agreed].operation, {});

@@ -23,8 +23,11 @@ class Executor {
   Executor(World* world, Communicator* comm, std::unique_ptr<Backend> backend, const Config& config,
            Finish finish);
 
-  // An error is the engine's end: a peer was lost, or memory is short.
-  Result Execute(const std::vector<Agreed>& agreed);
+  // `offers`: what the ranks laid down of the only operation. An error is the engine's end: a peer
+  // was lost, or memory is short.
+  Result Execute(const std::vector<Agreed>& agreed, std::vector<const char*> offers);
+  // Lays down what the others need of an operation, before they have agreed; false: nothing.
+  bool Offer(const Operation& operation, char* room, size_t bytes);
   const Backend& backend() const { return *backend_; }
   // The counters of collectives; thread-safe.
   std::map<std::string, Stats::Carried> Counts() const;

@@ -19,8 +19,10 @@ void Clear(std::vector<uint64_t>* bits, size_t i) { (*bits)[i / 64] &= ~(uint64_
 
 }  // namespace
 
-Negotiator::Negotiator(Communicator* comm, size_t cache_capacity)
+Negotiator::Negotiator(Communicator* comm, size_t cache_capacity, Offer offer)
     : comm_(comm),
+      offer_(std::move(offer)),
+      notices_(Notices::Serve(*comm, cache_capacity) ? std::make_unique<Notices>(comm) : nullptr),
       dissemination_(comm),
       capacity_(cache_capacity),
       joined_(static_cast<size_t>(comm->size())),
@@ -29,6 +31,35 @@ Negotiator::Negotiator(Communicator* comm, size_t cache_capacity)
   for (int r = 0; r < comm->size(); ++r) world.ranks.push_back(r);
   world.place = comm->rank();
   sets_[0] = std::make_shared<const Members>(std::move(world));
+}
+
+Result Negotiator::PeerBegan(bool* began) {
+  if (notices_ == nullptr) return dissemination_.PeerBegan(began);
+  *began = notices_->PeerBegan();
+  return {};
+}
+
+uint32_t Negotiator::OfferOnly() {
+  if (joined_count_ > 0) return 0;
+  size_t count = 0, slot = 0;
+  for (size_t word = 0; word < bits_.size(); ++word)
+    if (bits_[word] != 0) {
+      count += static_cast<size_t>(__builtin_popcountll(bits_[word]));
+      slot = word * 64 + static_cast<size_t>(__builtin_ctzll(bits_[word]));
+    }
+  if (count != 1 || slots_[slot].members->place < 0) return 0;
+  const Operation& operation = *waiting_.at(slots_[slot].key);
+  const bool offered = offer_(operation, notices_->room(bits_.size()), Notices::kRoomBytes);
+  return offered ? static_cast<uint32_t>(slot) + 1 : 0;
+}
+
+Result Negotiator::AgreeOnBits(uint16_t* flags, Outcome* out) {
+  if (notices_ == nullptr) return dissemination_.Agree(flags, &bits_);
+  uint32_t offer = OfferOnly();
+  SPARKVOD_TRY(notices_->Agree(flags, &bits_, &offer));
+  if (offer != 0)
+    for (int r = 0; r < comm_->size(); ++r) out->offers.push_back(notices_->data(r, bits_.size()));
+  return {};
 }
 
 void Negotiator::Begin(std::shared_ptr<Operation> operation) {
@@ -69,7 +100,7 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>>* fresh, bool sh
   bits_ = own_bits_;
   if (joined_[static_cast<size_t>(comm_->rank())])
     for (const size_t slot : ages_) Set(&bits_, slot);
-  SPARKVOD_TRY(dissemination_.Agree(&flags, &bits_));
+  SPARKVOD_TRY(AgreeOnBits(&flags, out));
 
   for (size_t word = 0; word < bits_.size(); ++word)
     for (uint64_t left = bits_[word]; left != 0; left &= left - 1) {

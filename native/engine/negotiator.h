@@ -8,6 +8,7 @@
 // Used by the holder of the driver token only.
 #pragma once
 
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "native/collectives/dissemination.h"
+#include "native/collectives/notices.h"
 #include "native/engine/members.h"
 #include "native/engine/operation.h"
 
@@ -34,13 +36,17 @@ struct Agreed {
 
 class Negotiator {
  public:
-  Negotiator(Communicator* comm, size_t cache_capacity);
+  // Lays down in a room of so many bytes what all ranks will need of an operation as soon as they
+  // agree on it; false when there is nothing such.
+  using Offer = std::function<bool(const Operation&, char* room, size_t bytes)>;
+  Negotiator(Communicator* comm, size_t cache_capacity, Offer offer);
 
   struct Outcome {
-    std::vector<Agreed> agreed;  // in the order in which all ranks execute them
-    bool shut_down = false;      // some rank wants to end
-    bool again = false;          // this rank has requests to say anew
-    bool stalled = false;        // some rank warns of those that are late
+    std::vector<Agreed> agreed;       // in the order in which all ranks execute them
+    std::vector<const char*> offers;  // by rank, of the only one; empty: some rank has none
+    bool shut_down = false;           // some rank wants to end
+    bool again = false;               // this rank has requests to say anew
+    bool stalled = false;             // some rank warns of those that are late
   };
   // One cycle. `fresh` joins what is pending already, and is emptied.
   Result Cycle(std::vector<std::shared_ptr<Operation>>* fresh, bool shut_down, Outcome* out);
@@ -49,7 +55,7 @@ class Negotiator {
   // sets of ranks that it may be none of.
   bool attends() const { return sets_.size() > 1; }
   // True when a peer has begun the next cycle.
-  Result PeerBegan(bool* began) { return dissemination_.PeerBegan(began); }
+  Result PeerBegan(bool* began);
   // Operations that wait for other ranks.
   bool pending() const { return !waiting_.empty() || join_ != nullptr; }
   // Submission time of the oldest of them; INT64_MAX when there is none.
@@ -66,7 +72,7 @@ class Negotiator {
   // Takes all pending operations out, for the engine to fail them.
   std::vector<std::shared_ptr<Operation>> TakeAll();
 
-  uint64_t cycles() const { return dissemination_.cycles(); }
+  uint64_t cycles() const { return notices_ ? notices_->cycles() : dissemination_.cycles(); }
   uint64_t cache_hits() const { return hits_; }
   uint64_t cache_misses() const { return misses_; }
 
@@ -85,6 +91,10 @@ class Negotiator {
     int count = 0;
   };
 
+  // The agreement of a cycle on flags_ and bits_.
+  Result AgreeOnBits(uint16_t* flags, Outcome* out);
+  // Offers the operation of the only bit; returns 1 + the bit, 0 when nothing was offered.
+  uint32_t OfferOnly();
   void Begin(std::shared_ptr<Operation> operation);
   void Hear(int rank, Request request, Outcome* out);
   void HearJoin(int rank, Request request, Outcome* out);
@@ -106,7 +116,9 @@ class Negotiator {
   std::string Ranks(const Said& said, bool have) const;
 
   Communicator* comm_;
-  Dissemination dissemination_;
+  Offer offer_;
+  std::unique_ptr<Notices> notices_;  // where these ranks can agree by them
+  Dissemination dissemination_;       // else; and what is said in full
   size_t capacity_;
   std::vector<Cached> slots_;
   std::set<size_t> free_;   // slots that evictions left empty

@@ -94,6 +94,16 @@ class Builtin : public Backend {
     return Flat(algorithm, call, finish, elements);
   }
 
+  bool Offer(DType dtype, ReduceOp op, double prescale, const std::vector<Part>& parts, char* room,
+             size_t bytes) override {
+    const size_t whole = OneShotBytes(dtype, parts);
+    if (whole == 0 || whole > std::min(kOneShotBytes, bytes) || prescale != 1 ||
+        op == ReduceOp::kAdasum || wishes_.allreduce > Algorithm::kDirect)
+      return false;
+    OneShotPublish(dtype, parts, room);
+    return true;
+  }
+
   Result Allgather(const void* own, char* out, const std::vector<size_t>& offsets,
                    Carrier* carrier) override {
     const auto n = static_cast<size_t>(comm_->size()), me = static_cast<size_t>(comm_->rank());
@@ -290,7 +300,9 @@ class Builtin : public Backend {
   Result Direct(const AllreduceCall& call, Finish finish, size_t elements, Carrier* carrier) {
     if (OneShotBytes(call.dtype, call.parts) <= kOneShotBytes) {
       carrier->algorithm = "one-shot";
-      return OneShotAllreduce(*comm_, call.dtype, call.parts, finish);
+      return call.offers.empty()
+                 ? OneShotAllreduce(*comm_, call.dtype, call.parts, finish)
+                 : OneShotReduce(*comm_, call.dtype, call.parts, call.offers, finish);
     }
     if (!call.placement.empty()) {
       carrier->algorithm = "in-place";

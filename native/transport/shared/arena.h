@@ -33,6 +33,9 @@ class Arena {
     return *reinterpret_cast<ByteRing*>(base() + geometry().rings() +
                                         geometry().ring_stride() * static_cast<size_t>(local_rank));
   }
+  char* notice(int parity) const {
+    return base() + geometry().notices() + Geometry::kNoticeBytes * static_cast<size_t>(parity);
+  }
   char* slot(int parity) const {
     return base() + geometry().slots() + Geometry::kSlotBytes * static_cast<size_t>(parity);
   }

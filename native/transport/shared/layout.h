@@ -1,6 +1,6 @@
 // What lies in an arena: the memory that a rank shares with the other ranks of its host.
 //
-//   header | ring 0 | ring 1 | ... one per local rank | one-shot slots | staging | heap
+//   header | ring 0 | ring 1 | ... one per local rank | notices | one-shot slots | staging | heap
 //
 // Every rank of a host computes the same geometry, so a place is (local rank, offset).
 #pragma once
@@ -49,6 +49,8 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free, "atomics must work bet
 struct Geometry {
   // Bytes of one of the two slots through which small collectives pass.
   static constexpr size_t kSlotBytes = 128 << 10;
+  // Bytes of one of the two notices of a rank, with the data that goes with it.
+  static constexpr size_t kNoticeBytes = 128 << 10;
 
   int local_size = 1;
   size_t staging_bytes = 0;
@@ -57,7 +59,8 @@ struct Geometry {
   static size_t RoundUp(size_t n) { return (n + kPage - 1) / kPage * kPage; }
   size_t rings() const { return RoundUp(sizeof(ArenaHeader)); }
   size_t ring_stride() const { return RoundUp(sizeof(ByteRing)); }
-  size_t slots() const { return rings() + ring_stride() * static_cast<size_t>(local_size); }
+  size_t notices() const { return rings() + ring_stride() * static_cast<size_t>(local_size); }
+  size_t slots() const { return notices() + 2 * kNoticeBytes; }
   size_t staging() const { return slots() + 2 * kSlotBytes; }
   size_t heap() const { return staging() + RoundUp(staging_bytes); }
   size_t total() const { return heap() + RoundUp(heap_bytes); }

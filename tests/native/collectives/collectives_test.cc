@@ -11,6 +11,7 @@
 
 #include "native/collectives/direct.h"
 #include "native/collectives/dissemination.h"
+#include "native/collectives/notices.h"
 #include "native/collectives/recursive.h"
 #include "native/collectives/ring.h"
 #include "native/collectives/tree.h"
@@ -190,6 +191,54 @@ TEST(DisseminationAgreesOnBitsAndFlags) {
       EXPECT(bits == expected);
       EXPECT_EQ(int{flags}, (1 << comm.size()) - 1);
     }
+  });
+}
+
+TEST(NoticesAgreeOnBitsFlagsAndOffers) {
+  OnEveryWorld([](Communicator& comm, Board& board) {
+    const int n = comm.size(), me = comm.rank();
+    if (!Notices::Serve(comm, 192)) return;
+    Notices notices(&comm);
+    for (int cycle = 0; cycle < 200; ++cycle) {
+      const auto words = static_cast<size_t>(cycle % 3);
+      std::vector<uint64_t> bits(words, ~uint64_t{0}), expected = bits;
+      auto flags = static_cast<uint16_t>(1 << me);
+      for (size_t w = 0; w < words; ++w) {
+        bits[w] &= ~(uint64_t{1} << ((me + cycle) % 64));
+        for (int r = 0; r < n; ++r) expected[w] &= ~(uint64_t{1} << ((r + cycle) % 64));
+      }
+      // All offer the same, one offers nothing, one offers something else; of changing lengths.
+      const int kind = cycle % 4;
+      uint32_t offer = kind == 1 && me == cycle % n ? 0 : kind == 2 && me == cycle % n ? 8 : 7;
+      const size_t length = kind == 0 ? 5 : Notices::kRoomBytes / (1 + static_cast<size_t>(cycle));
+      std::memset(notices.room(words), cycle + me, length);
+      EXPECT_EQ(notices.Agree(&flags, &bits, &offer).Report(), "ok");
+      EXPECT(bits == expected);
+      EXPECT_EQ(int{flags}, (1 << n) - 1);
+      EXPECT_EQ(offer, kind == 1 || kind == 2 ? 0u : 7u);
+      for (int r = 0; r < n; ++r) {
+        const std::string data(notices.data(r, words), length);
+        EXPECT(data == std::string(length, static_cast<char>(cycle + r)));
+      }
+    }
+    EXPECT_EQ(notices.cycles(), uint64_t{200});
+    // Whoever has told nothing sees that others have; not before.
+    board.Barrier(me);
+    EXPECT(!notices.PeerBegan());
+    board.Barrier(me);
+    std::vector<uint64_t> bits;
+    uint16_t flags = 0;
+    uint32_t offer = 0;
+    if (me == 0)
+      while (!notices.PeerBegan()) std::this_thread::yield();
+    EXPECT_EQ(notices.Agree(&flags, &bits, &offer).Report(), "ok");
+  });
+}
+
+TEST(RanksWhoseBitsDoNotFitANoticeAgreeByMessages) {
+  OnEveryWorld([](Communicator& comm, Board&) {
+    EXPECT(!Notices::Serve(comm, size_t{64} << 20));
+    EXPECT_EQ(Notices::Serve(comm, 1024), comm.shares_memory() && comm.size() > 1);
   });
 }
 
