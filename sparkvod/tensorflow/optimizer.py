@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from sparkvod.core.gradients import groups_of
 from sparkvod.core.ops import Average
 from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.tensorflow.accumulation import Accumulation
 from sparkvod.tensorflow.compression import Compression
 from sparkvod.tensorflow.gradients import GradientReducer, distributed
 
@@ -18,13 +20,22 @@ class _Distributed(tf.compat.v1.train.Optimizer):
     """What a distributed optimizer of TF1 does differently; mixed in before the user's class."""
 
     _reducer: GradientReducer
+    _accumulation: Accumulation | None = None
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Returns pairs of gradient and variable as the wrapped optimizer does, reduced over the ranks."""
+        """Returns pairs of gradient and variable as the wrapped optimizer does, reduced over the ranks.
+
+        With ``backward_passes_per_step`` they are zeros, of which no step is made, but for each last pass.
+        """
         pairs = super().compute_gradients(*args, **kwargs)
         variables = [variable for _, variable in pairs]
-        grads = self._reducer.reduce([grad for grad, _ in pairs], variables)
-        return list(zip(grads, variables, strict=True))
+        combine = self._reducer.reduce if self._accumulation is None else self._accumulation.add
+        return list(zip(combine([grad for grad, _ in pairs], variables), variables, strict=True))
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes the step, and counts ``global_step``, as the wrapped optimizer does; if enough passes were summed."""
+        step = functools.partial(super().apply_gradients, *args, **kwargs)
+        return step() if self._accumulation is None else self._accumulation.when_due(step)
 
     def register_local_var(self, var: Any) -> None:
         """Says that a variable's gradient is not reduced."""
@@ -61,8 +72,7 @@ def DistributedOptimizer(  # noqa: N802
         device_sparse: not used.
         compression: ``Compression.none``, ``.fp16``, ``.bf16``, or a class with ``compress`` and ``decompress``.
         sparse_as_dense: makes gradients that are ``tf.IndexedSlices`` dense; else they are gathered.
-        backward_passes_per_step: gradients that are summed locally before they are reduced and a step is made; for
-            optimizers of TF1 only 1.
+        backward_passes_per_step: gradients that are summed locally before they are reduced and a step is made.
         op: ``Average`` or ``Sum``.
         gradient_predivide_factor: with ``Average``: gradients are divided by it before the sum and by the rest of the
             number of ranks after it.
@@ -85,6 +95,7 @@ def DistributedOptimizer(  # noqa: N802
         "num_groups": num_groups,
         "groups": groups,
         "process_set": process_set,
+        "average_aggregated_gradients": average_aggregated_gradients,
         "scale_local_gradients": scale_local_gradients,
     }
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
@@ -96,9 +107,7 @@ def DistributedOptimizer(  # noqa: N802
             "DistributedGradientTape before they are applied"
         )
     keras = importlib.import_module("sparkvod.tensorflow.keras")
-    return keras.DistributedOptimizer(
-        optimizer, name=name, average_aggregated_gradients=average_aggregated_gradients, **arguments
-    )
+    return keras.DistributedOptimizer(optimizer, name=name, **arguments)
 
 
 def _is_of_keras(optimizer: Any) -> bool:
@@ -118,13 +127,12 @@ def _distribute_v1(
     num_groups: int,
     groups: Any,
     process_set: ProcessSet,
+    average_aggregated_gradients: bool,
     scale_local_gradients: bool,
 ) -> Any:
-    if backward_passes_per_step != 1:
-        raise ValueError(
-            f"backward_passes_per_step={backward_passes_per_step} was found with an optimizer of TF1, 1 was expected; "
-            "use an optimizer of Keras, or sum the gradients before apply_gradients"
-        )
+    passes = backward_passes_per_step
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step={passes} was found, a positive number was expected")
     if isinstance(optimizer, _Distributed):
         raise ValueError("an optimizer that is already distributed was found, a plain one was expected; wrap it once")
     reducer = GradientReducer(
@@ -137,4 +145,7 @@ def _distribute_v1(
         scale_local=scale_local_gradients,
         prefix="optimizer",
     )
-    return distributed(optimizer, _Distributed, reducer)
+    result = distributed(optimizer, _Distributed, reducer)
+    if passes > 1:
+        result._accumulation = Accumulation(reducer, passes, average_aggregated_gradients)
+    return result

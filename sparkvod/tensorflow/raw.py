@@ -35,14 +35,21 @@ def tensors(values: Sequence[Any]) -> list[Any]:
 def _token() -> Any:
     # What TensorFlow cannot foresee in a graph, so that it does not run the op while it optimises and keep the result:
     # in a function one of its arguments, for only smaller eager tensors (up to 128 elements) become constants there;
-    # in a TF1 graph the time.
+    # in a TF1 graph, branches and loops of it included, which are functions too, the time.
     global _captured
-    if tf.inside_function() or tf.executing_eagerly():
-        if _captured is None:
-            with tf.init_scope():
-                _captured = tf.zeros([129], tf.int64)
-        return _captured
-    return tf.cast(tf.timestamp(), tf.int64)
+    if not _outermost_is_eager():
+        return tf.cast(tf.timestamp(), tf.int64)
+    if _captured is None:
+        with tf.init_scope():
+            _captured = tf.zeros([129], tf.int64)
+    return _captured
+
+
+def _outermost_is_eager() -> bool:
+    if tf.executing_eagerly():
+        return True
+    with tf.init_scope():
+        return tf.executing_eagerly()
 
 
 def _bits(factor: float) -> int:
