@@ -19,8 +19,8 @@ _LOG = log.get("estimators")
 
 #: Of Keras's own callbacks those that write: one rank does.
 _WRITE = ("CSVLogger", "ModelCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
-#: What a callback has of its model.
-_NOT_STATE = ("_model", "model", "params", "validation_data")
+#: What a callback has of its model, and where TensorBoard's writes in this process.
+_NOT_STATE = ("_model", "model", "params", "validation_data", "log_dir", "_log_write_dir", "_train_dir", "_val_dir")
 
 
 class KerasCallbacks(Callback):

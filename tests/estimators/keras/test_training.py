@@ -181,7 +181,7 @@ class Stubborn(keras.callbacks.Callback):
 
 
 class Board(keras.callbacks.TensorBoard):
-    """Without the package tensorboard, which Keras's own needs."""
+    """Without files of TensorBoard's: those are in test_tensorboard.py."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         Path(self.log_dir).mkdir(parents=True, exist_ok=True)
