@@ -34,6 +34,7 @@ Communicator::Communicator(const Communicator& world, const std::vector<int>& ra
       cores_(world.cores_),
       spin_ns_(world.spin_ns_),
       crowded_(world.crowded_),
+      patient_(world.patient_),
       timeout_(world.timeout_),
       warn_after_(world.warn_after_),
       log_(world.log_) {

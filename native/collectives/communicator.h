@@ -115,7 +115,7 @@ class Communicator {
     if (!crowded_) cores_.Tell();
     SPARKVOD_TRY(attempt(step));
     if (*step != Step::kStuck) return {};
-    if (spin_ns_ > 0) {
+    if (spin_ns_ > 0 && !patient_.load(std::memory_order_relaxed)) {
       // A peer that is as far as this rank answers before a clock has been read a few times.
       for (int looks = 0; !crowded_ && looks < kFirstLooks; ++looks) {
         CpuRelax();
@@ -188,6 +188,9 @@ class Communicator {
   // Enriches a channel's error with who the peer is and what it said.
   Result Blame(int peer, const Result& cause);
   uint64_t sleeps() const { return sleeps_; }
+  // Whether waits sleep at once, because nobody needs what comes of them soon and the cores have
+  // better to do. Of the world's communicator; any thread may change it.
+  void SetPatient(bool patient) { patient_.store(patient, std::memory_order_relaxed); }
 
   // Where the phases of what follows are told; null (the default): nowhere.
   void TellTo(Timeline* timeline) { timeline_ = timeline; }
@@ -240,6 +243,8 @@ class Communicator {
   Cores cores_;
   int64_t spin_ns_;
   bool crowded_;  // ranks outnumber cores
+  std::atomic<bool> own_patience_{false};
+  std::atomic<bool>& patient_ = own_patience_;  // of a set: the world's
   double timeout_, warn_after_;
   Logger log_;
   uint64_t phase_ = 0;

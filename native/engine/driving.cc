@@ -229,6 +229,7 @@ void Engine::WaitUntil(const Condition& until, const Deadline& deadline,
       continue;
     }
     ++waiters_;
+    comm_->SetPatient(false);
     const int ms = deadline.LeftMs(interrupted ? kInterruptMs : 1000);
     cv_.wait_for(lock, std::chrono::milliseconds(ms),
                  [&] { return until() || !driving_ || state_ != State::kRunning; });
@@ -246,11 +247,7 @@ void Engine::Background() {
   std::unique_lock<std::mutex> lock(mu_);
   while (state_ == State::kRunning) {
     if (!driving_ && HasWork()) {
-      TakeToken();
-      lock.unlock();
-      while (HasWork()) RunCycle();
-      lock.lock();
-      ReleaseToken();
+      DriveInBackground(&lock);
       continue;
     }
     int timeout = -1;
@@ -274,15 +271,26 @@ void Engine::Background() {
     ++stats_.idle_wakes;
     if (state_ != State::kRunning || driving_) continue;
     if (patrolling_ && !news && !HasWork()) continue;
-    TakeToken();
-    lock.unlock();
-    if (Result departed = comm_->CheckPeers(news); !departed.ok() && !HasWork())
-      Stop(departed, false);
-    CheckStall();
-    while (HasWork()) RunCycle();
-    lock.lock();
-    ReleaseToken();
+    DriveInBackground(&lock, [this, news] {
+      if (Result departed = comm_->CheckPeers(news); !departed.ok() && !HasWork())
+        Stop(departed, false);
+      CheckStall();
+    });
   }
+}
+
+// The application computes meanwhile: a thread that spins beside it would take its cores. Where
+// completions are called, they are what the application waits for, as far as is known.
+void Engine::DriveInBackground(std::unique_lock<std::mutex>* lock,
+                               const std::function<void()>& first) {
+  TakeToken();
+  comm_->SetPatient(waiters_ == 0 && !calls_back_);
+  lock->unlock();
+  if (first) first();
+  while (HasWork()) RunCycle();
+  comm_->SetPatient(false);
+  lock->lock();
+  ReleaseToken();
 }
 
 }  // namespace sparkvod

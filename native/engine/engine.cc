@@ -146,6 +146,7 @@ Result Engine::Submit(Request request, std::vector<Part> parts, Completed comple
   SPARKVOD_TRY(Prepare(std::move(request), std::move(parts), &operation));
   operation->completed = std::move(completed);
   std::lock_guard<std::mutex> lock(mu_);
+  calls_back_ = true;
   return Enqueue(operation, true);
 }
 

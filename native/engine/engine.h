@@ -122,6 +122,9 @@ class Engine {
   void LeaveToBackground();
 
   void Background();
+  // With mu_ held, without which it drives: `first`, then the cycles that are due.
+  void DriveInBackground(std::unique_lock<std::mutex>* lock,
+                         const std::function<void()>& first = {});
   // Drives, or waits for who drives, until `until`, the deadline, an interrupt, or the end of the
   // engine.
   void WaitUntil(const Condition& until, const Deadline& deadline, const Interrupted& interrupted);
@@ -147,6 +150,7 @@ class Engine {
       false;  // the background thread looks by itself now and then, nobody need ring it
   int64_t patrol_until_ns_ = 0;  // and does so until then
   int waiters_ = 0;
+  bool calls_back_ = false;  // some operations were submitted with a completion
   int64_t next_handle_ = 1;
   std::unordered_map<int64_t, std::shared_ptr<Operation>> handles_;
   std::unordered_set<std::string> in_flight_;                         // keys
