@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks import lines
 from benchmarks.harness import MIN_ROUNDS, Report
-from benchmarks.step_rank import ALLREDUCE, COMPUTE, STEP, measure
+from benchmarks.step_rank import ALLREDUCE, COMPUTE, IN_PLACE, STEP, measure
 from benchmarks.world import Member, in_ranks
 
 RANK = "benchmarks.step_rank"
@@ -25,7 +25,7 @@ def slowest(ranks: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
     """Returns the slowest rank's time of each round, by subject."""
     return {
         name: [max(values) for values in zip(*(rank[name] for rank in ranks), strict=True)]
-        for name in (COMPUTE, STEP, ALLREDUCE)
+        for name in (COMPUTE, STEP, ALLREDUCE, IN_PLACE)
     }
 
 

@@ -14,6 +14,7 @@ LAYERS, WIDTH = 50, 707  # 100 tensors, 25 million parameters
 PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
 BATCH = 64
 COMPUTE, STEP, ALLREDUCE = "compute alone", "step", "allreduce alone"
+IN_PLACE = "allreduce alone, one tensor in engine memory"
 
 
 def measure(rounds: int, times_allreduce: float = 0.0) -> dict[str, list[float]]:
@@ -43,10 +44,14 @@ def measure(rounds: int, times_allreduce: float = 0.0) -> dict[str, list[float]]
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(together.parameters(), lr=1e-6), named_parameters=together.named_parameters()
     )
-    gradients = hvd.empty(PARAMETERS)
+    gradients = [torch.zeros_like(parameter) for parameter in alone.parameters()]
+    whole = hvd.empty(PARAMETERS)
 
     def allreduce() -> None:
-        hvd.allreduce_(gradients, name="gradients", op=hvd.Sum)
+        hvd.grouped_allreduce_(gradients, name="gradients", op=hvd.Sum)
+
+    def in_place() -> None:
+        hvd.allreduce_(whole, name="whole", op=hvd.Sum)
 
     def step(net: nn.Module, by: Any, inputs: Any) -> Callable[[], None]:
         def run() -> None:
@@ -57,7 +62,8 @@ def measure(rounds: int, times_allreduce: float = 0.0) -> dict[str, list[float]]
         return run
 
     def timed(call: Callable[[], None]) -> float:
-        gradients.zero_()
+        for tensor in (*gradients, whole):
+            tensor.zero_()
         hvd.barrier()
         start = time.perf_counter()
         call()
@@ -65,14 +71,19 @@ def measure(rounds: int, times_allreduce: float = 0.0) -> dict[str, list[float]]
 
     batch = BATCH
     inputs = torch.randn(batch, WIDTH)
-    for call in (allreduce, step(alone, local, inputs), step(together, optimizer, inputs)):
+    for call in (allreduce, in_place, step(alone, local, inputs), step(together, optimizer, inputs)):
         call()
     if times_allreduce > 0:
         wanted = times_allreduce * min(timed(allreduce) for _ in range(2))
         batch = max(BATCH, round(BATCH * wanted / min(timed(step(alone, local, inputs)) for _ in range(2))))
         batch = int(hvd.broadcast_object(batch, 0))
         inputs = torch.randn(batch, WIDTH)
-    subjects = {COMPUTE: step(alone, local, inputs), STEP: step(together, optimizer, inputs), ALLREDUCE: allreduce}
+    subjects = {
+        COMPUTE: step(alone, local, inputs),
+        STEP: step(together, optimizer, inputs),
+        ALLREDUCE: allreduce,
+        IN_PLACE: in_place,
+    }
     return alternate({name: lambda call=call: timed(call) for name, call in subjects.items()}, rounds)
 
 

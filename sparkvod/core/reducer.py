@@ -80,8 +80,10 @@ def plan_buckets(
         gradients: in the order in which the forward pass uses their parameters, as far as known; buckets are filled
             from the end, because the backward pass goes that way.
         prefix: beginning of the buckets' names, the same on all ranks.
-        bucket_bytes: size at which a bucket is full.
+        bucket_bytes: size at which a bucket is full. None but the first takes more than half of what is left, so that
+            little is still to be sent when the backward pass ends.
         first_bucket_bytes: the same for the first bucket of each dtype: a small one starts the communication early.
+            It is also what the halves end at.
         groups: indices of gradients that belong in one bucket each (in one per dtype, if they have several); what no
             group names gets a bucket of its own. None: by size.
 
@@ -98,15 +100,19 @@ def _by_size(gradients: Sequence[Gradient], bucket_bytes: int, first_bucket_byte
     full: list[list[int]] = []
     filling: dict[int, tuple[list[int], int]] = {}
     limits: dict[int, int] = {}
+    sizes = [gradient.count * ops.ITEMSIZES[gradient.dtype] for gradient in gradients]
+    left: dict[int, int] = {}  # bytes that are in no full bucket
+    for gradient, nbytes in zip(gradients, sizes, strict=True):
+        left[gradient.dtype] = left.get(gradient.dtype, 0) + nbytes
     for index in reversed(range(len(gradients))):
         dtype = gradients[index].dtype
-        nbytes = gradients[index].count * ops.ITEMSIZES[dtype]
         indices, used = filling.get(dtype, ([], 0))
-        if indices and used + nbytes > limits.get(dtype, first_bucket_bytes):
+        if indices and used + sizes[index] > limits.get(dtype, first_bucket_bytes):
             full.append(indices)
-            limits[dtype] = bucket_bytes
+            left[dtype] -= used
+            limits[dtype] = max(min(bucket_bytes, left[dtype] // 2), first_bucket_bytes)
             indices, used = [], 0
-        filling[dtype] = ([*indices, index], used + nbytes)
+        filling[dtype] = ([*indices, index], used + sizes[index])
     return full + [indices for indices, _ in filling.values()]
 
 

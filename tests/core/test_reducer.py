@@ -25,7 +25,14 @@ def plan(of: list[Gradient], first: int = 100, full: int = 1000, groups: list[li
 
 
 def test_buckets_are_filled_from_the_end_and_the_first_is_small() -> None:
-    assert members(plan(gradients(100, 100, 100, 10, 10, 10))) == [[5, 4], [3, 2, 1], [0]]
+    assert members(plan(gradients(100, 100, 100, 10, 10, 10))) == [[5, 4], [3, 2], [1], [0]]
+
+
+def test_buckets_become_smaller_towards_the_end_of_the_backward_pass() -> None:
+    sizes = [100 * len(bucket) for bucket in members(plan(gradients(*[25] * 40)))]
+    assert sizes == [100, 1000, 1000, 900, 500, 200, 100, 100, 100]
+    left = [sum(sizes[number:]) for number in range(len(sizes))]
+    assert all(size <= max(100, rest // 2) for size, rest in zip(sizes[1:], left[1:], strict=True))
 
 
 def test_a_large_gradient_is_alone() -> None:
@@ -62,7 +69,7 @@ def test_slots_are_aligned_and_apart() -> None:
 
 def test_names_differ_and_tell_the_parameters() -> None:
     names = [bucket.name for bucket in plan(gradients(100, 100, 100, 10, 10, 10))]
-    assert names == ["x.bucket0[p5..p4]", "x.bucket1[p3..p1]", "x.bucket2[p0]"]
+    assert names == ["x.bucket0[p5..p4]", "x.bucket1[p3..p2]", "x.bucket2[p1]", "x.bucket3[p0]"]
 
 
 class Recorder:
