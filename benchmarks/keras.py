@@ -3,6 +3,8 @@
 Both train the same model from the same weights on the same batches, in the same two processes and by the same loop: one
 ``tf.function`` per step. (``model.fit`` of Keras 3 does not run under that strategy; ours is measured too, by itself,
 and so is the loop of ranks that do not communicate.)
+
+Then ``KerasModel.transform`` of the same two models, as ``keras_transform.py`` says.
 """
 
 from __future__ import annotations
@@ -172,8 +174,9 @@ def case(name: str, strategy: Any, rounds: int) -> dict[str, list[float]]:
 
 
 def run(report: Report) -> None:
-    """Measures samples per second of both."""
+    """Measures samples per second of both, and then ``transform``."""
     import sparkvod
+    from benchmarks import keras_transform
 
     env = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     rounds = MIN_ROUNDS if report.quick else 15
@@ -183,3 +186,4 @@ def run(report: Report) -> None:
         report.add(case_name, values, "samples/s")
         report.require(f"{name}, times as fast", report.ratio(case_name, OURS, PEER), at_least=TIMES)
         report.notes[f"{name}, model.fit, times as fast"] = report.ratio(case_name, FIT, PEER)
+    keras_transform.measure(report)
