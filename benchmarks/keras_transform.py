@@ -8,9 +8,10 @@ thread that keep their model loaded, and return a DataFrame with all the columns
   them, by Keras's own batches of :data:`PREDICT_BATCH` rows, of the powers of two the fastest for it;
 * row by row: a Python UDF that calls ``model.predict_on_batch(row)``, of Keras's ways the fastest for one row.
 
-The loop over ``mapInArrow`` that leaves out the columns there were is measured too: with 784 numbers in a row, carrying
-them costs as much as a small model. So is the loop of ``model.predict`` in two processes without Spark, over arrays that
-are in their memory already, which shows what reading and handing over cost all of them. Beside these nothing is promised.
+The loop over ``mapInArrow`` that leaves out the columns there were is measured too: with 784 numbers in a row,
+carrying them costs as much as a small model. So is the loop of ``model.predict`` in two processes without Spark, over
+arrays that are in their memory already, which shows what reading and handing over cost all of them. Beside these
+nothing is promised.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def loaded(path: str) -> Any:
 
 
 def predict_loop(path: str, shape: tuple[int, ...], size: int, keeps: bool) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Returns the loop of ``model.predict``, ``size`` rows at a time, over Arrow batches, which may keep their columns."""
+    """Returns the loop of ``model.predict`` over Arrow batches, whose columns it may keep, ``size`` rows at a time."""
     import pyarrow as pa
 
     def loop(batches: Iterator[Any]) -> Iterator[Any]:
