@@ -44,12 +44,17 @@ def run(report: Report) -> None:
     if (why := lines.missing()) is not None:
         report.miss("2 hosts", why)
         return
-    case = f"25 M parameters in 100 tensors, 2 hosts, {lines.MEGABITS} Mbit/s, {DELAY_MS} ms"
-    with lines.cable(DELAY_MS) as names:
-        rounds = slowest(lines.ranks(names, RANK, (MIN_ROUNDS, TIMES_ALLREDUCE), 1))
-    report.add(case, rounds)
-    hidden = [
-        1 - (step - compute) / allreduce
-        for step, compute, allreduce in zip(rounds[STEP], rounds[COMPUTE], rounds[ALLREDUCE], strict=True)
-    ]
-    report.require(f"{case}: part of the communication that is hidden", statistics.median(hidden), at_least=0.8)
+    # The cable is a process as well. Where the cores compute, it takes from them what a real one would not.
+    for where, promised in (("device", True), ("cores", False)):
+        case = (
+            f"25 M parameters in 100 tensors, 2 hosts, {lines.MEGABITS} Mbit/s, {DELAY_MS} ms, computed by the {where}"
+        )
+        with lines.cable(DELAY_MS) as names:
+            rounds = slowest(lines.ranks(names, RANK, (MIN_ROUNDS, TIMES_ALLREDUCE, where), 1))
+        report.add(case, rounds)
+        hidden = [
+            1 - (step - compute) / allreduce
+            for step, compute, allreduce in zip(rounds[STEP], rounds[COMPUTE], rounds[ALLREDUCE], strict=True)
+        ]
+        if promised:
+            report.require(f"{case}: part of the communication that is hidden", statistics.median(hidden), at_least=0.8)

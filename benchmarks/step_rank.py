@@ -17,13 +17,42 @@ COMPUTE, STEP, ALLREDUCE = "compute alone", "step", "allreduce alone"
 IN_PLACE = "allreduce alone, one tensor in engine memory"
 
 
-def measure(rounds: int, times_allreduce: float = 0.0) -> dict[str, list[float]]:
+class OnDevice:
+    """A layer that a device of its own computes: the host's cores sleep meanwhile."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch import nn
+
+        class Computed(torch.autograd.Function):
+            @staticmethod
+            def forward(context: Any, inputs: Any, weight: Any, bias: Any, seconds: float) -> Any:
+                context.seconds = seconds
+                context.save_for_backward(weight, bias)
+                time.sleep(seconds)
+                return inputs.clone()
+
+            @staticmethod
+            def backward(context: Any, gradient: Any) -> Any:
+                time.sleep(2 * context.seconds)
+                return gradient, *(torch.ones_like(saved) for saved in context.saved_tensors), None
+
+        class Layer(nn.Linear):
+            def forward(layer, inputs: Any) -> Any:
+                return Computed.apply(inputs, layer.weight, layer.bias, self.seconds)
+
+        self.layer = Layer
+        self.seconds = 0.0  # of a layer's forward pass; half of what its backward pass takes
+
+
+def measure(rounds: int, times_allreduce: float = 0.0, on_device: bool = False) -> dict[str, list[float]]:
     """Measures a step, its computation without any communication, and the communication without any computation.
 
     Args:
         rounds: alternating rounds.
         times_allreduce: so many times as long as the allreduce the computation is made, by the size of the batch; 0:
             the batch has :data:`BATCH` samples.
+        on_device: the host's cores do not compute; ``times_allreduce`` is then what counts.
 
     Returns:
         Seconds by subject, of this rank.
@@ -36,8 +65,11 @@ def measure(rounds: int, times_allreduce: float = 0.0) -> dict[str, list[float]]
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
+    device = OnDevice()
+    linear = device.layer if on_device else nn.Linear
+
     def model() -> nn.Module:
-        return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
+        return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (linear(WIDTH, WIDTH), nn.ReLU())))
 
     alone, together = model(), model()
     local = torch.optim.SGD(alone.parameters(), lr=1e-6)
@@ -69,15 +101,16 @@ def measure(rounds: int, times_allreduce: float = 0.0) -> dict[str, list[float]]
         call()
         return time.perf_counter() - start
 
-    batch = BATCH
-    inputs = torch.randn(batch, WIDTH)
+    inputs = torch.randn(BATCH, WIDTH)
     for call in (allreduce, in_place, step(alone, local, inputs), step(together, optimizer, inputs)):
         call()
     if times_allreduce > 0:
-        wanted = times_allreduce * min(timed(allreduce) for _ in range(2))
-        batch = max(BATCH, round(BATCH * wanted / min(timed(step(alone, local, inputs)) for _ in range(2))))
-        batch = int(hvd.broadcast_object(batch, 0))
-        inputs = torch.randn(batch, WIDTH)
+        wanted = hvd.broadcast_object(times_allreduce * min(timed(allreduce) for _ in range(2)), 0)
+        if on_device:
+            device.seconds = wanted / LAYERS / 3
+        else:
+            batch = max(BATCH, round(BATCH * wanted / min(timed(step(alone, local, inputs)) for _ in range(2))))
+            inputs = torch.randn(int(hvd.broadcast_object(batch, 0)), WIDTH)
     subjects = {
         COMPUTE: step(alone, local, inputs),
         STEP: step(together, optimizer, inputs),
@@ -87,16 +120,16 @@ def measure(rounds: int, times_allreduce: float = 0.0) -> dict[str, list[float]]
     return alternate({name: lambda call=call: timed(call) for name, call in subjects.items()}, rounds)
 
 
-def main(rounds: int, times_allreduce: float) -> None:
+def main(rounds: int, times_allreduce: float, on_device: bool) -> None:
     """Joins the world of the environment."""
     import sparkvod.torch as hvd
 
     hvd.init()
-    told = measure(rounds, times_allreduce)
+    told = measure(rounds, times_allreduce, on_device)
     hvd.barrier()
     hvd.shutdown()
     print(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "device")
