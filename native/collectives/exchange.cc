@@ -54,14 +54,18 @@ Result PushBlocks(Communicator& comm, const char* output, const std::vector<Bloc
     total += block.bytes;
   }
   const bool stream = total >= kStreamBytes;
+  // What goes to one place only is moved in one go.
+  const bool same = std::all_of(blocks.begin(), blocks.end(),
+                                [&](const Block& b) { return b.from == blocks[0].from; });
+  const size_t piece = same ? kPieceBytes : most;
   // Every rank begins with its own output, so that no two write to one rank's memory at a time for
   // long.
-  for (size_t done = 0; done < most; done += kPieceBytes) {
+  for (size_t done = 0; done < most; done += piece) {
     for (int i = 0; i < n; ++i) {
       const auto r = static_cast<size_t>((me + i) % n);
       const Block& block = blocks[r];
       if (done >= block.bytes) continue;
-      const size_t bytes = std::min(kPieceBytes, block.bytes - done);
+      const size_t bytes = std::min(piece, block.bytes - done);
       const char* from = static_cast<const char*>(block.from) + done;
       if (stream)
         BestKernels().copy_streaming(to[r] + done, from, bytes);
