@@ -58,10 +58,9 @@ double CpuSeconds() {
 Negotiated Negotiate(int size, int tensors, int calls) {
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
-  // Ten a rank, and one for each other rank's departure, which root may ask for.
-  const rlim_t all = static_cast<rlim_t>(size + 16) * static_cast<rlim_t>(size);
-  files.rlim_max = std::max(files.rlim_max, all);
-  files.rlim_cur = files.rlim_max;
+  // Four a rank, and two with which it listens; the soft limit is often 1,024.
+  const auto need = static_cast<rlim_t>(6 * size + 64);
+  files.rlim_cur = std::max(files.rlim_cur, std::min(files.rlim_max, need));
   ::setrlimit(RLIMIT_NOFILE, &files);
   Gate gate(size);
   std::vector<std::string> endpoints(static_cast<size_t>(size));

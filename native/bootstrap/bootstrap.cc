@@ -7,6 +7,8 @@
 #include <map>
 
 #include "native/base/clock.h"
+#include "native/base/sha256.h"
+#include "native/base/wire.h"
 #include "native/bootstrap/connector.h"
 #include "native/bootstrap/handshake.h"
 #include "native/transport/inproc/inproc.h"
@@ -121,6 +123,16 @@ Result AwaitArena(int socket, const Deadline& deadline, const std::function<bool
   return {};
 }
 
+// What threads of one process prove to each other instead of a handshake: that they were given the
+// same secret and the same list of ranks.
+std::string ProofOfWorld(const std::string& secret, const std::vector<Endpoint>& endpoints) {
+  Writer names;
+  for (const Endpoint& e : endpoints) names.PutString(e.unix_name);
+  const std::string& bytes = names.bytes();
+  const auto mac = HmacSha256(secret.data(), secret.size(), bytes.data(), bytes.size());
+  return std::string(reinterpret_cast<const char*>(mac.data()), mac.size());
+}
+
 }  // namespace
 
 Topology MakeTopology(int rank, const std::vector<std::string>& host_ids,
@@ -167,6 +179,7 @@ Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out,
   b->own_.addresses = address.empty() ? LocalAddresses() : std::vector<std::string>{address};
   b->own_.unix_name = "sparkvod." + Hex(RandomBytes(16));
   SPARKVOD_TRY(ListenUnix(b->own_.unix_name, &b->unix_));
+  b->place_ = std::make_unique<inproc::Place>(b->own_.unix_name);
   *endpoint = b->own_.Encode();
   *out = std::move(b);
   return {};
@@ -205,6 +218,9 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
   SPARKVOD_TRY(Poller::Create(true, &world->idle));
   SPARKVOD_TRY(Poller::Create(false, &world->driver));
 
+  const auto is_in_process = [&](int r) {
+    return endpoints[static_cast<size_t>(r)].process == own_.process;
+  };
   const Deadline deadline = Deadline::After(config_.start_timeout);
   Connector connector(rank, endpoints, secret, log);
   Geometry geometry;
@@ -215,8 +231,9 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
     if (r == rank) continue;
     const Endpoint& e = endpoints[static_cast<size_t>(r)];
     if (Shares(own_, e)) {
-      connector.Want(r, Purpose::kShared);
-      in_process = in_process && e.process == own_.process;
+      // Threads meet without a socket: among n of them there would be n².
+      if (!is_in_process(r)) connector.Want(r, Purpose::kShared);
+      in_process = in_process && is_in_process(r);
       // The smallest heap of a host's ranks serves all, so that geometries agree.
       geometry.heap_bytes = std::min(geometry.heap_bytes, static_cast<size_t>(e.arena_bytes));
     } else {
@@ -232,16 +249,25 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
 
   SPARKVOD_TRY(
       Arena::Create(geometry, in_process, world->idle.bell(), world->driver.bell(), &world->arena));
-  const auto is_in_process = [&](int r) {
-    return endpoints[static_cast<size_t>(r)].process == own_.process;
-  };
   std::map<int, Fd> sockets;
-  for (const int r : topology.local_ranks)
-    if (sharing && r != rank) {
-      sockets[r] = connector.Take(r, Purpose::kShared);
-      SPARKVOD_TRY(is_in_process(r) ? inproc::Offer(sockets[r].get(), world->arena)
-                                    : shm::Offer(sockets[r].get(), world->arena));
+  std::vector<inproc::Sought> sought;
+  for (const int r : topology.local_ranks) {
+    if (!sharing || r == rank) continue;
+    if (is_in_process(r)) {
+      sought.push_back({endpoints[static_cast<size_t>(r)].unix_name, world->Name(r)});
+      continue;
     }
+    sockets[r] = connector.Take(r, Purpose::kShared);
+    SPARKVOD_TRY(shm::Offer(sockets[r].get(), world->arena));
+  }
+  std::vector<std::shared_ptr<Arena>> of_threads;
+  if (!sought.empty()) {
+    const std::string proof = ProofOfWorld(secret, endpoints);
+    place_->Offer(proof, world->arena);
+    const Result met = inproc::Await(sought, proof, deadline, interrupted, &of_threads);
+    if (!met.ok()) return met.code() == Code::kTimeout ? NotConnected(rank, met.Report()) : met;
+  }
+  auto next_of_threads = of_threads.begin();
   if (sharing) world->local_arenas.assign(static_cast<size_t>(topology.local_size), nullptr);
   for (int local = 0; sharing && local < topology.local_size; ++local) {
     const int r = topology.local_ranks[static_cast<size_t>(local)];
@@ -251,9 +277,12 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
     }
     Peer& peer = world->peers[static_cast<size_t>(r)];
     const bool same = is_in_process(r);
-    SPARKVOD_TRY(AwaitArena(sockets[r].get(), deadline, interrupted));
-    SPARKVOD_TRY(same ? inproc::Receive(sockets[r].get(), deadline.LeftMs(), &peer.arena)
-                      : shm::Receive(sockets[r].get(), geometry, deadline.LeftMs(), &peer.arena));
+    if (same) {
+      peer.arena = std::move(*next_of_threads++);
+    } else {
+      SPARKVOD_TRY(AwaitArena(sockets[r].get(), deadline, interrupted));
+      SPARKVOD_TRY(shm::Receive(sockets[r].get(), geometry, deadline.LeftMs(), &peer.arena));
+    }
     peer.channel = std::make_unique<RingChannel>(same ? inproc::kName : shm::kName, world->arena,
                                                  topology.local_rank, peer.arena, local);
     peer.link =
@@ -281,6 +310,7 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
       SPARKVOD_TRY(world->driver.Watch(peer.link->fd(), Poller::Kind::kNews));
     }
   }
+  world->place = std::move(place_);
   *out = std::move(world);
   return {};
 }

@@ -30,6 +30,7 @@ class Bootstrap {
   Config config_;
   Endpoint own_;
   Fd tcp_, unix_;
+  std::unique_ptr<inproc::Place> place_;  // the world's, once it has come together
 };
 
 }  // namespace sparkvod

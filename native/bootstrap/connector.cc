@@ -19,6 +19,13 @@ bool IsLoopback(const std::string& address) {
 
 }  // namespace
 
+Result NotConnected(int rank, const std::string& missing) {
+  return Result::Fail(
+      Code::kTimeout,
+      "rank " + std::to_string(rank) +
+          " could not connect to every rank within SPARKVOD_START_TIMEOUT; missing: " + missing);
+}
+
 Result Connector::StartOne(const Key& key, Attempt* attempt, Fd* fd) {
   const Endpoint& peer = endpoints_[static_cast<size_t>(key.first)];
   if (key.second == Purpose::kShared) return StartConnectUnix(peer.unix_name, fd);
@@ -110,12 +117,7 @@ std::string Connector::Missing() const {
 Result Connector::Run(const std::vector<int>& listeners, const Deadline& deadline,
                       const std::function<bool()>& interrupted) {
   while (made_.size() < wanted_.size()) {
-    if (deadline.Passed())
-      return Result::Fail(
-          Code::kTimeout,
-          "rank " + std::to_string(rank_) +
-              " could not connect to every rank within SPARKVOD_START_TIMEOUT; missing: " +
-              Missing());
+    if (deadline.Passed()) return NotConnected(rank_, Missing());
     if (interrupted && interrupted())
       return Result::Fail(Code::kShutDown, "interrupted while connecting");
     StartAttempts();

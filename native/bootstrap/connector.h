@@ -15,6 +15,9 @@
 
 namespace sparkvod {
 
+// What a connect ends with whose deadline has passed; `missing` says who, and why.
+Result NotConnected(int rank, const std::string& missing);
+
 class Connector {
  public:
   Connector(int rank, const std::vector<Endpoint>& endpoints, const std::string& secret,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "native/transport/channel.h"
+#include "native/transport/inproc/inproc.h"
 #include "native/transport/poller.h"
 #include "native/transport/shared/arena.h"
 
@@ -35,8 +36,9 @@ struct Peer {
 
 struct World {
   Topology topology;
-  std::vector<Peer> peers;       // by rank; the own entry is empty
-  std::shared_ptr<Arena> arena;  // the own one
+  std::vector<Peer> peers;               // by rank; the own entry is empty
+  std::shared_ptr<Arena> arena;          // the own one
+  std::unique_ptr<inproc::Place> place;  // where slower threads of this process find it
   std::vector<Arena*>
       local_arenas;  // by local rank, the own included; empty when the host's ranks share no memory
   Poller idle, driver;  // what the background thread and the driver sleep on

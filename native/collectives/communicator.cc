@@ -158,6 +158,8 @@ Result Communicator::Lost(int peer, const Departure& how) const {
 }
 
 Result Communicator::CheckPeers(bool thorough) {
+  const uint32_t departures = world_->arena->header().departures.load();
+  if (!thorough && departures == departures_) return {};
   for (int r = 0; r < world_->topology.size; ++r) {
     const Peer& peer = world_->peers[static_cast<size_t>(r)];
     if (peer.link == nullptr) continue;
@@ -166,6 +168,7 @@ Result Communicator::CheckPeers(bool thorough) {
     // Whoever leaves in order has sent all that the others still need, so they do not mind.
     if (peer.link->Left(&how) && !how.orderly) return Lost(r, how);
   }
+  departures_ = departures;
   return {};
 }
 

@@ -249,6 +249,7 @@ class Communicator {
   Logger log_;
   uint64_t phase_ = 0;
   uint64_t sleeps_ = 0;
+  uint32_t departures_ = 0;  // that CheckPeers has looked at
 };
 
 }  // namespace sparkvod

@@ -12,12 +12,12 @@ Result Poller::Create(bool one_shot, Poller* out) {
   out->one_shot_ = one_shot;
   out->epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
   if (!out->epoll_.valid()) return Result::Errno("epoll_create1 failed", errno);
-  out->bell_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!out->bell_.valid()) return Result::Errno("eventfd failed", errno);
+  out->bell_ = std::make_shared<Fd>(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!out->bell_->valid()) return Result::Errno("eventfd failed", errno);
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.fd = out->bell_.get();
-  if (::epoll_ctl(out->epoll_.get(), EPOLL_CTL_ADD, out->bell_.get(), &event) != 0)
+  event.data.fd = out->bell_->get();
+  if (::epoll_ctl(out->epoll_.get(), EPOLL_CTL_ADD, out->bell_->get(), &event) != 0)
     return Result::Errno("epoll_ctl failed", errno);
   return {};
 }
@@ -52,9 +52,9 @@ bool Poller::Sleep(int timeout_ms) {
   bool news = false;
   const int n = ::epoll_wait(epoll_.get(), events, 64, timeout_ms);
   for (int i = 0; i < n; ++i) {
-    if (events[i].data.fd == bell_.get()) {
+    if (events[i].data.fd == bell_->get()) {
       uint64_t count;
-      (void)!::read(bell_.get(), &count, sizeof count);
+      (void)!::read(bell_->get(), &count, sizeof count);
       continue;
     }
     for (Watched& w : watched_)

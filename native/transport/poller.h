@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "native/base/result.h"
@@ -28,8 +29,9 @@ class Poller {
   // True when a kNews fired.
   bool Sleep(int timeout_ms);
   // Wakes the sleeper, now or at its next Sleep.
-  void Ring() const { RingFd(bell_.get()); }
-  int bell() const { return bell_.get(); }
+  void Ring() const { RingFd(bell_->get()); }
+  // Shared with whoever may ring it for longer than this poller is there.
+  const std::shared_ptr<const Fd>& bell() const { return bell_; }
 
   static void RingFd(int fd);
 
@@ -42,7 +44,8 @@ class Poller {
   };
   bool one_shot_ = false;
   std::atomic<bool> any_fired_{false};
-  Fd epoll_, bell_;
+  Fd epoll_;
+  std::shared_ptr<const Fd> bell_;
   std::vector<Watched> watched_;
 };
 

@@ -76,7 +76,9 @@ bool CanFork() {
 #endif
 }
 
-Holdings::Holdings() : files_(CountEntries("/proc/self/fd")), threads_(1) {
+int OpenFiles() { return CountEntries("/proc/self/fd"); }
+
+Holdings::Holdings() : files_(OpenFiles()), threads_(1) {
   // Between tests there is the runner's thread and, under a sanitizer, that one's own.
   for (int look = 0; look < 50; ++look) {
     threads_ = CountEntries("/proc/self/task");
@@ -89,7 +91,7 @@ void Holdings::ExpectUnchanged(const char* file, int line) const {
   int files = 0, threads = 0;
   const auto deadline = After(2);
   do {
-    files = CountEntries("/proc/self/fd");
+    files = OpenFiles();
     threads = CountEntries("/proc/self/task");
     if (files == files_ && threads == threads_) return;
     Nap();

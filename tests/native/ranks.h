@@ -7,12 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "tests/native/check.h"
+
 namespace sparkvod::check {
 
 // All-gathers bytes among the ranks of one run, threads or processes: what a launcher does.
 class Board {
  public:
-  static constexpr int kMaxRanks = 64;
+  static constexpr int kMaxRanks = 256;
   static constexpr size_t kMaxBytes = 16 << 10;
 
   explicit Board(int size);
@@ -42,6 +44,9 @@ class Board {
 // Whether processes may be forked and killed: not under TSan, which does not follow them.
 bool CanFork();
 
+// Descriptors that this process has open.
+int OpenFiles();
+
 // What this process holds open; a test makes one before, and asks it after, whether anything is
 // left.
 class Holdings {
@@ -56,13 +61,16 @@ class Holdings {
 
 using Body = std::function<void(int rank, Board& board)>;
 
+// Seconds until a run counts as hung. The full products take minutes, under a sanitizer.
+inline double Patience() { return Full() ? (kSanitized ? 900 : 300) : 60; }
+
 // One thread per rank. Threads cannot be ended from outside: past the deadline the program ends.
-void RunThreads(int size, const Body& body, double seconds = 60);
+void RunThreads(int size, const Body& body, double seconds = Patience());
 
 // One process per rank; returns their wait statuses. Past the deadline those that are left are
 // killed and the test fails, as it does when a rank's expectations fail. `killed`: ranks that are
 // expected to die by a signal.
 std::vector<int> RunProcesses(int size, const Body& body, const std::vector<int>& killed = {},
-                              double seconds = 60);
+                              double seconds = Patience());
 
 }  // namespace sparkvod::check

@@ -29,7 +29,7 @@ using RankBody = std::function<void(Engine& engine, int rank)>;
 
 struct WorldOptions {
   Config config = TestConfig();
-  double seconds = 60;                  // until the test is given up
+  double seconds = Patience();          // until the test is given up
   std::vector<int> killed = {};         // ranks that die by a signal (processes only)
   bool check_left = true;               // that no file and no thread of it is left
   std::vector<std::string> hosts = {};  // by rank: which host it believes to be on; empty: this one

@@ -1,58 +1,91 @@
 #include "native/transport/inproc/inproc.h"
 
-#include <cstring>
+#include <chrono>
+#include <condition_variable>
 #include <map>
 #include <mutex>
-#include <string>
-
-#include "native/transport/socket.h"
 
 namespace sparkvod::inproc {
 namespace {
 
-// What was offered and not taken yet. Only a number travels, so that nothing is lost with a message
-// that is never read; weak, because who gives up before takes its arena along.
-struct Offers {
-  std::mutex mu;
-  std::map<uint64_t, std::weak_ptr<Arena>> arenas;
-  uint64_t last = 0;
+constexpr int kInterruptMs = 50;  // how often a wait looks whether it is interrupted
+
+struct Offered {
+  bool made = false;
+  std::string world;
+  std::weak_ptr<Arena> arena;
 };
 
-Offers& AllOffers() {
-  static Offers& offers = *new Offers;  // never destroyed: engines may outlive static objects
-  return offers;
+struct Places {
+  std::mutex mu;
+  std::condition_variable changed;
+  std::map<std::string, Offered> by_name;
+};
+
+Places& AllPlaces() {
+  static Places& places = *new Places;  // never destroyed: engines may outlive static objects
+  return places;
 }
 
 }  // namespace
 
-Result Offer(int socket, const std::shared_ptr<Arena>& arena) {
-  Offers& offers = AllOffers();
-  std::lock_guard<std::mutex> lock(offers.mu);
-  for (auto it = offers.arenas.begin(); it != offers.arenas.end();)
-    it = it->second.expired() ? offers.arenas.erase(it) : std::next(it);
-  const uint64_t number = ++offers.last;
-  offers.arenas[number] = arena;
-  return SendWithFds(socket, std::string(reinterpret_cast<const char*>(&number), sizeof number),
-                     {});
+Place::Place(std::string name) : name_(std::move(name)) {
+  Places& places = AllPlaces();
+  const std::lock_guard<std::mutex> lock(places.mu);
+  places.by_name[name_];
 }
 
-// The number is believed because the socket is authenticated and both ends have shown the same
-// process identity.
-Result Receive(int socket, int deadline_ms, std::shared_ptr<Arena>* out) {
-  uint64_t number = 0;
-  std::string bytes;
-  std::vector<Fd> none;
-  SPARKVOD_TRY(RecvWithFds(socket, sizeof number, 0, deadline_ms, &bytes, &none));
-  std::memcpy(&number, bytes.data(), sizeof number);
-  Offers& offers = AllOffers();
-  std::lock_guard<std::mutex> lock(offers.mu);
-  const auto it = offers.arenas.find(number);
-  if (it != offers.arenas.end()) {
-    *out = it->second.lock();
-    offers.arenas.erase(it);
+Place::~Place() {
+  Places& places = AllPlaces();
+  const std::lock_guard<std::mutex> lock(places.mu);
+  places.by_name.erase(name_);
+  places.changed.notify_all();
+}
+
+void Place::Offer(const std::string& world, const std::shared_ptr<Arena>& arena) {
+  Places& places = AllPlaces();
+  const std::lock_guard<std::mutex> lock(places.mu);
+  places.by_name[name_] = {true, world, arena};
+  places.changed.notify_all();
+}
+
+Result Await(const std::vector<Sought>& sought, const std::string& world, const Deadline& deadline,
+             const std::function<bool()>& interrupted, std::vector<std::shared_ptr<Arena>>* out) {
+  Places& places = AllPlaces();
+  std::unique_lock<std::mutex> lock(places.mu);
+  const auto met = [&](const Offered& offered) { return offered.made && offered.world == world; };
+  out->clear();
+  while (out->size() < sought.size()) {
+    const Sought& next = sought[out->size()];
+    const auto place = places.by_name.find(next.place);
+    std::shared_ptr<Arena> arena;
+    const bool there = place != places.by_name.end();
+    if (there && met(place->second)) arena = place->second.arena.lock();
+    if (!there || (met(place->second) && arena == nullptr))
+      return Result::Fail(Code::kPeerLost, next.rank + " left before all had connected");
+    if (arena != nullptr) {
+      out->push_back(std::move(arena));
+      continue;
+    }
+    if (deadline.Passed()) {
+      std::string missing;
+      for (size_t i = out->size(); i < sought.size(); ++i) {
+        const auto other = places.by_name.find(sought[i].place);
+        if (other != places.by_name.end() && met(other->second)) continue;
+        const bool came = other != places.by_name.end() && other->second.made;
+        missing +=
+            (missing.empty() ? "" : "; ") + sought[i].rank +
+            (came ? ": it knows another secret, or other endpoints" : ": it has not connected");
+      }
+      return Result::Fail(Code::kTimeout, missing);
+    }
+    const auto most = std::chrono::milliseconds(deadline.LeftMs(kInterruptMs));
+    if (places.changed.wait_for(lock, most) != std::cv_status::timeout || !interrupted) continue;
+    lock.unlock();  // who is asked may take its time
+    const bool over = interrupted();
+    lock.lock();
+    if (over) return Result::Fail(Code::kShutDown, "interrupted while connecting");
   }
-  if (*out == nullptr)
-    return Result::Fail(Code::kPeerLost, "a local rank left while it handed over its memory");
   return {};
 }
 

@@ -1,6 +1,5 @@
 #include "native/transport/shared/arena.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,11 +10,6 @@
 
 namespace sparkvod {
 namespace {
-
-Result Duplicate(int fd, Fd* out) {
-  *out = Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  return out->valid() ? Result::Ok() : Result::Errno("cannot duplicate an event descriptor", errno);
-}
 
 // A memfd has no name, so a killed process leaves nothing behind, and /dev/shm may be as small as
 // it likes.
@@ -34,11 +28,12 @@ Result Arena::Probe(size_t bytes) {
   return MakeMemory(bytes, &memory);
 }
 
-Result Arena::Create(const Geometry& geometry, bool in_process, int idle_bell, int driver_bell,
-                     std::shared_ptr<Arena>* out) {
+Result Arena::Create(const Geometry& geometry, bool in_process,
+                     const std::shared_ptr<const Fd>& idle_bell,
+                     const std::shared_ptr<const Fd>& driver_bell, std::shared_ptr<Arena>* out) {
   std::shared_ptr<Arena> arena(new Arena());
-  SPARKVOD_TRY(Duplicate(idle_bell, &arena->idle_bell_));
-  SPARKVOD_TRY(Duplicate(driver_bell, &arena->driver_bell_));
+  arena->idle_bell_ = idle_bell;
+  arena->driver_bell_ = driver_bell;
   if (!in_process) SPARKVOD_TRY(MakeMemory(geometry.total(), &arena->memory_));
   SPARKVOD_TRY(Heap::Map(geometry, arena->memory_.get(), &arena->heap_));
   *out = std::move(arena);
@@ -48,8 +43,8 @@ Result Arena::Create(const Geometry& geometry, bool in_process, int idle_bell, i
 Result Arena::Attach(const Geometry& geometry, Fd memory, Fd idle_bell, Fd driver_bell,
                      std::shared_ptr<Arena>* out) {
   std::shared_ptr<Arena> arena(new Arena());
-  arena->idle_bell_ = std::move(idle_bell);
-  arena->driver_bell_ = std::move(driver_bell);
+  arena->idle_bell_ = std::make_shared<Fd>(std::move(idle_bell));
+  arena->driver_bell_ = std::make_shared<Fd>(std::move(driver_bell));
   SPARKVOD_TRY(Heap::Map(geometry, memory.get(), &arena->heap_));
   *out = std::move(arena);
   return {};
@@ -58,10 +53,10 @@ Result Arena::Attach(const Geometry& geometry, Fd memory, Fd idle_bell, Fd drive
 void Arena::RingForMessage() const {
   switch (header().sleeper.load()) {
     case kIdle:
-      Poller::RingFd(idle_bell_.get());
+      Poller::RingFd(idle_bell_->get());
       break;
     case kForMessage:
-      Poller::RingFd(driver_bell_.get());
+      Poller::RingFd(driver_bell_->get());
       break;
     default:
       break;
@@ -69,12 +64,12 @@ void Arena::RingForMessage() const {
 }
 
 void Arena::RingForPhase() const {
-  if (header().sleeper.load() == kForPhase) Poller::RingFd(driver_bell_.get());
+  if (header().sleeper.load() == kForPhase) Poller::RingFd(driver_bell_->get());
 }
 
 void Arena::RingAnyway() const {
-  Poller::RingFd(idle_bell_.get());
-  Poller::RingFd(driver_bell_.get());
+  Poller::RingFd(idle_bell_->get());
+  Poller::RingFd(driver_bell_->get());
 }
 
 }  // namespace sparkvod

@@ -18,10 +18,11 @@ class Arena {
   // limits of file sizes (ulimit -f) hold for it too.
   static Result Probe(size_t bytes);
   // Creates the own arena: a memfd that other processes can attach, or, with `in_process`, plain
-  // memory. The bells are the event descriptors of the rank's pollers (idle, driver); the arena
-  // keeps duplicates.
-  static Result Create(const Geometry& geometry, bool in_process, int idle_bell, int driver_bell,
-                       std::shared_ptr<Arena>* out);
+  // memory. The bells are the event descriptors of the rank's pollers (idle, driver), which the
+  // arena and all threads of this process that have it share.
+  static Result Create(const Geometry& geometry, bool in_process,
+                       const std::shared_ptr<const Fd>& idle_bell,
+                       const std::shared_ptr<const Fd>& driver_bell, std::shared_ptr<Arena>* out);
   // Maps a peer's arena from the descriptors that it sent.
   static Result Attach(const Geometry& geometry, Fd memory, Fd idle_bell, Fd driver_bell,
                        std::shared_ptr<Arena>* out);
@@ -43,8 +44,8 @@ class Arena {
   int memory_fd() const { return memory_.get(); }
   // Once every peer has mapped the memory nobody needs its descriptor.
   void CloseMemoryFd() { memory_.Close(); }
-  int idle_bell() const { return idle_bell_.get(); }
-  int driver_bell() const { return driver_bell_.get(); }
+  int idle_bell() const { return idle_bell_->get(); }
+  int driver_bell() const { return driver_bell_->get(); }
 
   // Rings whoever of this arena's rank sleeps for a message; call after the message is visible
   // (seq_cst).
@@ -61,7 +62,8 @@ class Arena {
   Arena() = default;
 
   std::shared_ptr<Heap> heap_;
-  Fd memory_, idle_bell_, driver_bell_;
+  Fd memory_;
+  std::shared_ptr<const Fd> idle_bell_, driver_bell_;
 };
 
 }  // namespace sparkvod

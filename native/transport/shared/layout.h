@@ -28,6 +28,9 @@ struct ArenaHeader {
   std::atomic<uint32_t> core;       // 1 + the core on which the driver waited last; 0: none yet
   alignas(kCacheLine)
       std::atomic<uint64_t> phase;  // steps of direct collectives that this rank has done
+  // How many of the other ranks have left: what each adds one to in all headers but its own, so
+  // that this rank has but one place to look at.
+  alignas(kCacheLine) std::atomic<uint32_t> departures;
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1 when the story below is complete
   uint32_t orderly;
   uint32_t relayed;

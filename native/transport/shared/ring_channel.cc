@@ -100,6 +100,7 @@ void ArenaLink::Leave(const Departure& how) {
     header.cause[n] = 0;
     header.left.store(1);
   }
+  peer_->header().departures.fetch_add(1);
   peer_->RingAnyway();
 }
 
