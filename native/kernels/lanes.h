@@ -51,31 +51,15 @@ inline U32 Select(U32 mask, U32 yes, U32 no) { return (mask & yes) | (~mask & no
 // Masks: where a lane is greater, by the signed comparison that all instruction sets have.
 inline U32 Greater(U32 a, int32_t b) { return (U32)((Vec<int32_t>)a > b); }
 
-// 16 bits per lane in memory, 32 in the vector; the upper half is zero. The compiler's own
-// conversion does the same at a third of the speed.
+// 16 bits per lane in memory, 32 in the vector; the upper half is zero.
 inline U32 LoadWide(const uint16_t* p) {
-#if defined(__AVX512F__)
-  return (U32)_mm512_maskz_cvtepu16_epi32(-1,
-                                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#elif defined(__AVX2__)
-  return (U32)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#else
   HalfVec v;
   __builtin_memcpy(&v, p, sizeof(v));
   return __builtin_convertvector(v, U32);
-#endif
 }
 inline void StoreNarrow(uint16_t* p, U32 v) {
-#if defined(__AVX512F__)
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(-1, (__m512i)v));
-#elif defined(__AVX2__)
-  const __m256i w = (__m256i)v;
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                   _mm_packus_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
-#else
   const HalfVec narrow = __builtin_convertvector(v, HalfVec);
   __builtin_memcpy(p, &narrow, sizeof(narrow));
-#endif
 }
 
 // One cache line, to a place aligned to it, without first fetching that line into the cache.
@@ -213,7 +197,7 @@ struct Bool : Plain<uint8_t, NoFinisher> {
   static V Greatest(V a, V b) { return Add(a, b); }
 };
 
-// Both halves are computed with as float32; what differs is how they are widened and narrowed.
+// Half precision is computed with as float32.
 struct Wide {
   using Stored = uint16_t;
   using V = F32;
@@ -226,16 +210,52 @@ struct Wide {
   static V Greatest(V a, V b) { return Floating::Greatest(a, b); }
 };
 
-struct BFloat16 : Wide {
-  static V Load(const uint16_t* p) { return Floats(LoadWide(p) << 16); }
-  // Nearest even: half a unit less one, plus one where the kept part is odd, carries into it. A NaN
-  // must not be carried into infinity: it keeps its upper bits and is made quiet. (The CPU's own
-  // conversion, AVX512-BF16, takes denormals for zero, so its bits would differ.)
+// Elements of even and of odd places apart: a word of 32 bits holds one of each, so that widening
+// and narrowing them takes no shuffle.
+struct Pair {
+  F32 even, odd;
+  Pair& operator+=(Pair o) { return *this = {even + o.even, odd + o.odd}; }
+};
+inline Pair operator+(Pair a, Pair b) { return {a.even + b.even, a.odd + b.odd}; }
+inline Pair operator*(Pair a, Pair b) { return {a.even * b.even, a.odd * b.odd}; }
+inline Pair operator*(Pair a, float b) { return {a.even * b, a.odd * b}; }
+
+struct BFloat16 {
+  using Stored = uint16_t;
+  using V = Pair;
+  using Floating = Plain<float, FloatFinisher<float>>;
+  struct Finisher : FloatFinisher<float> {
+    using FloatFinisher::FloatFinisher;
+    Pair operator()(Pair v) const { return v * scale; }
+  };
+  static constexpr int kLanes = 2 * kWideLanes;
+  static V Load(const uint16_t* p) {
+    U32 words;
+    __builtin_memcpy(&words, p, sizeof(words));
+    return {Floats(words << 16), Floats(words & 0xffff0000)};
+  }
   static void Store(uint16_t* p, V v) {
+    const U32 words = Rounded(v.even) >> 16 | (Rounded(v.odd) & 0xffff0000);
+    __builtin_memcpy(p, &words, sizeof(words));
+  }
+  static V Add(V a, V b) { return a + b; }
+  static V Multiply(V a, V b) { return a * b; }
+  static V Least(V a, V b) {
+    return {Floating::Least(a.even, b.even), Floating::Least(a.odd, b.odd)};
+  }
+  static V Greatest(V a, V b) {
+    return {Floating::Greatest(a.even, b.even), Floating::Greatest(a.odd, b.odd)};
+  }
+
+ private:
+  // Nearest even, in the upper half: half a unit less one, plus one where the kept part is odd,
+  // carries into it. A NaN must not be carried into infinity: it keeps its upper bits and is made
+  // quiet. (The CPU's own conversion, AVX512-BF16, takes denormals for zero, so its bits would
+  // differ.)
+  static U32 Rounded(F32 v) {
     const U32 bits = Bits(v);
-    const U32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const U32 nan = Greater(bits & 0x7fffffff, 0x7f800000);
-    StoreNarrow(p, Select(nan, (bits >> 16) | 0x40, rounded));
+    const U32 rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    return (U32)((v != v) ? (Vec<int32_t>)(bits | 0x400000) : (Vec<int32_t>)rounded);
   }
 };
 
