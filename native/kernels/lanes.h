@@ -235,7 +235,15 @@ struct BFloat16 {
     return {Floats(words << 16), Floats(words & 0xffff0000)};
   }
   static void Store(uint16_t* p, V v) {
-    const U32 words = Rounded(v.even) >> 16 | (Rounded(v.odd) & 0xffff0000);
+    U32 even = Rounded(v.even), odd = Rounded(v.odd);
+#if defined(__AVX512F__)
+    if (__builtin_expect(_mm512_cmp_ps_mask((__m512)v.even, (__m512)v.odd, _CMP_UNORD_Q) != 0, 0))
+#endif
+    {
+      even = Quiet(v.even, even);
+      odd = Quiet(v.odd, odd);
+    }
+    const U32 words = even >> 16 | (odd & 0xffff0000);
     __builtin_memcpy(p, &words, sizeof(words));
   }
   static V Add(V a, V b) { return a + b; }
@@ -249,13 +257,12 @@ struct BFloat16 {
 
  private:
   // Nearest even, in the upper half: half a unit less one, plus one where the kept part is odd,
-  // carries into it. A NaN must not be carried into infinity: it keeps its upper bits and is made
-  // quiet. (The CPU's own conversion, AVX512-BF16, takes denormals for zero, so its bits would
-  // differ.)
-  static U32 Rounded(F32 v) {
-    const U32 bits = Bits(v);
-    const U32 rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    return (U32)((v != v) ? (Vec<int32_t>)(bits | 0x400000) : (Vec<int32_t>)rounded);
+  // carries into it. (The CPU's own conversion, AVX512-BF16, takes denormals for zero, so its bits
+  // would differ.)
+  static U32 Rounded(F32 v) { return Bits(v) + 0x7fff + ((Bits(v) >> 16) & 1); }
+  // A NaN must not be carried into infinity: it keeps its upper bits and is made quiet.
+  static U32 Quiet(F32 v, U32 rounded) {
+    return (U32)((v != v) ? (Vec<int32_t>)(Bits(v) | 0x400000) : (Vec<int32_t>)rounded);
   }
 };
 
