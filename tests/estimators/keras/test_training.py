@@ -13,6 +13,7 @@ from tests.estimators.backends import Here, write
 keras = pytest.importorskip("keras", reason="the Keras estimator needs keras")
 pytest.importorskip(keras.backend.backend(), reason="Keras needs its backend")
 
+from sparkvod.errors import DataError  # noqa: E402
 from sparkvod.estimators import Callback, KerasEstimator  # noqa: E402
 from sparkvod.keras.callbacks import BestModelCheckpoint  # noqa: E402
 
@@ -279,3 +280,31 @@ def test_predictions_do_not_depend_on_how_rows_are_cut(rows: int) -> None:
     assert found.shape == (rows, 1)
     expected = keras.ops.convert_to_numpy(model(x))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_custom_objects_go_where_the_model_goes(store: Any) -> None:
+    class Halved(layers.Layer):
+        """Which nobody finds by its name, since it is in a function."""
+
+        def call(self, x: Any) -> Any:
+            return x / 2
+
+    model = network(Halved(), layers.Dense(1))
+    expected, history = fitted_by_keras(model, X, Y, loss="mse")
+    options = {"optimizer": keras.optimizers.SGD(0.1, momentum=0.9), "loss": "mse"}
+    with pytest.raises(DataError, match="pass what Keras cannot find by custom_objects"):
+        make(store, model, **options).fit_on_parquet()
+    found = make(store, model, custom_objects={"Halved": Halved}, **options).fit_on_parquet()
+    assert_same(found, expected, history)
+    again = found._load("model", found._dump("model", found.getModel()))
+    np.testing.assert_array_equal(again.get_weights()[0], found.getModel().get_weights()[0])
+
+
+def test_an_optimizer_that_has_taken_steps_goes_on(store: Any) -> None:
+    expected, _ = fitted_by_keras(network(), X, Y, optimizer=keras.optimizers.Adam(0.05), loss="mse")
+    expected.fit(X, Y, batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+    model, _ = fitted_by_keras(network(), X, Y, optimizer=keras.optimizers.Adam(0.05), loss="mse")
+    found = make(store, model).fit_on_parquet()
+    for mine, theirs in zip(found.getModel().get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert int(found.getModel().optimizer.iterations) == 0  # what came back are the weights
