@@ -102,6 +102,9 @@ def load_model(
     model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
         DistributedOptimizer(model.optimizer, compression=compression)
+        # Keras has decided as for the optimizer that was saved.
+        if model.jit_compile and not _backend.COMPILES:
+            model.jit_compile = False
     return model
 
 

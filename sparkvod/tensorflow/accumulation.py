@@ -46,8 +46,8 @@ class Accumulation:
             for k, total in zip(there, totals, strict=True):
                 ready[k] = total / self._passes if self._average else total
             ready = self._reducer.reduce(ready, variables)
-            # Of tensors from outside the branch alone, control dependencies would not hold: what depends on nothing else
-            # of the branch may run before the sums were read.
+            # Copies, since a dependency on tensors from outside of the branch would not hold: the sums might be reset
+            # before they were read.
             with tf.control_dependencies([tf.identity(total) for total in (passes, *totals)]):
                 reset = [_assigned(self._counter, 0), *(_assigned(total, tf.zeros_like(total)) for total in sums)]
             with tf.control_dependencies([done for done in reset if done is not None]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from sparkvod.data import Batch, Reader
+    from sparkvod.data import Batch, Column, Reader
 
 __all__ = ["from_reader"]
 
@@ -28,8 +28,8 @@ def from_reader(
 
     An element is what ``features`` says; with ``labels`` the pair of features and labels, and with ``sample_weight``
     the three of them, as ``model.fit`` takes it. One name stands for a tensor, several for a dictionary of tensors.
-    Dtypes and shapes, ``[rows]`` of scalars and ``[rows, *shape]`` of others, are declared, with rows left open: a
-    rank's part of a step is not always as long as the batch, and may be empty.
+    Columns of text are of ``tf.string``. Dtypes and shapes, ``[rows]`` of scalars and ``[rows, *shape]`` of others, are
+    declared, with rows left open: a rank's part of a step is not always as long as the batch, and may be empty.
 
     Args:
         reader: of ``sparkvod.data.open_reader``, which stays the caller's to close, after the dataset's last use.
@@ -74,12 +74,11 @@ def from_reader(
                 if batch.rows or not skip_empty:
                     yield arranged(batch.columns)
 
-    signature = arranged(
-        {
-            column.name: tf.TensorSpec([None, *(None if size < 0 else size for size in column.shape)], column.dtype)
-            for column in reader.columns
-        }
-    )
+    def spec(column: Column) -> tf.TensorSpec:
+        shape = [None, *(None if size < 0 else size for size in column.shape)]
+        return tf.TensorSpec(shape, tf.string if column.dtype == "object" else column.dtype)
+
+    signature = arranged({column.name: spec(column) for column in reader.columns})
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
     if not skip_empty:
         steps = len(numbers) * reader.steps - (start_step if numbers else 0)

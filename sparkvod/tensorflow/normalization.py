@@ -48,6 +48,8 @@ class SyncBatchNormalization(_BatchNormalization):
                 raise ValueError(f"axis={axis!r} was found, one axis was expected of SyncBatchNormalization")
             kwargs["axis"] = axis[0]
         super().__init__(**kwargs)
+        # Keras then compiles no model by XLA that has this layer: XLA cannot hold the collective.
+        self.supports_jit = False
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Returns the normalized inputs, of their shape and dtype.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,6 +216,73 @@ def check_compiled_rows() -> None:
             hvd.barrier()
 
 
+def check_local_layers() -> None:
+    """A layer that stays each rank's own is neither reduced nor broadcast."""
+    import keras
+
+    import sparkvod.keras as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    with pytest.raises(ValueError, match="without variables"):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=keras.layers.Dense(1))
+    for options, scale in (({}, 1 / n), ({"scale_local_gradients": False}, 1)):
+        data = keras.Input((1,))
+        shared, local = (keras.layers.Dense(1, use_bias=False, name=name) for name in ("shared", "local"))
+        model = keras.Model(data, keras.layers.Add()([shared(data), local(data)]))
+        for layer in (shared, local):
+            layer.set_weights([np.full((1, 1), float(rank))])
+        # The gradient of both is what the rank's rows are.
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=[local], **options)
+        model.compile(optimizer, lambda _, predicted: keras.ops.mean(predicted))
+        rows = np.full((2, 1), rank + 1.0, "float32")
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(n - 1, local_variables=local.trainable_variables)
+        model.fit(rows, rows, batch_size=2, verbose=0, callbacks=[callback])
+        np.testing.assert_allclose(shared.get_weights()[0], n - 1 - (n + 1) / 2, rtol=1e-6)
+        np.testing.assert_allclose(local.get_weights()[0], rank - (rank + 1) * scale, rtol=1e-6, atol=1e-6)
+    late = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    late.register_local_var(local.kernel)
+    shared.set_weights([np.full((1, 1), float(rank))])
+    kept = local.get_weights()[0]
+    late.set_model(model)
+    late.on_train_begin()
+    np.testing.assert_array_equal(local.get_weights()[0], kept)
+    assert shared.get_weights()[0][0, 0] == 0
+
+
+def check_load_model() -> None:
+    """Loading distributes what was compiled with a plain optimizer, known to Keras or not; and asks for no XLA."""
+    import keras
+
+    import sparkvod.keras as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+
+    class Mine(keras.optimizers.SGD):
+        pass
+
+    def doubled(x: Any) -> Any:
+        return 2.0 * x
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, activation=doubled)])
+    jit = keras.backend.backend() == "jax"
+    model.compile(Mine(0.5), "mean_absolute_error", jit_compile=jit or keras.backend.backend() == "tensorflow")
+    model.set_weights([np.full((1, 1), 4.0)])
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.keras")
+        model.save(path)
+        again = hvd.load_model(path, [Mine], {"doubled": doubled}, hvd.Compression.fp16)
+    assert isinstance(again.optimizer, Mine)
+    assert again.jit_compile == jit
+    with pytest.raises(ValueError, match="already distributed"):
+        hvd.DistributedOptimizer(again.optimizer)
+    again.fit(np.full((2, 1), rank + 1.0), np.zeros((2, 1)), batch_size=2, verbose=0)
+    np.testing.assert_allclose(again.get_weights()[0], 4.0 - 0.5 * (n + 1), rtol=1e-3)
+    drops = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5, seed=rank), keras.layers.Dense(2)])
+    hvd.broadcast_variables(drops.variables, 0)
+    by_rank = hvd.allgather_object([keras.ops.convert_to_numpy(v).tolist() for v in drops.variables])
+    assert all(theirs == by_rank[0] for theirs in by_rank)
+
+
 def check_process_sets() -> None:
     """Ranks of a set train together, with the callbacks; a rank outside is refused, and may train alone."""
     import keras
@@ -308,6 +376,8 @@ CHECKS = [
     check_collectives,
     check_compiled_collectives,
     check_compiled_rows,
+    check_local_layers,
+    check_load_model,
     check_process_sets,
     check_bad_arguments,
     check_schedule,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,57 @@ def check_errors_and_ends() -> None:
             break
 
 
+def check_text() -> None:
+    import pyarrow as pa
+    import tensorflow as tf
+    from pyarrow import parquet
+
+    from sparkvod.data import FilesystemStore, open_prepared, open_reader
+    from sparkvod.tensorflow.data import from_reader
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "intermediate_train_data"
+        path.mkdir()
+        table = pa.table({"word": ["red", "grün", "", "blue"] * 5, "id": list(range(20))})
+        parquet.write_table(table, path / "part.parquet")
+        prepared = open_prepared(FilesystemStore(folder), text=True)
+        with open_reader("auto", prepared.train, ["word", "id"], 8) as reader:
+            found = from_reader(reader, "word", "id")
+            assert found.element_spec[0] == tf.TensorSpec([None], tf.string)
+            for words, ids in found:
+                expected = [("red", "grün", "", "blue")[number % 4] for number in ids.numpy()]
+                assert [word.decode() for word in words.numpy()] == expected
+
+
+def check_prefetch() -> None:
+    """Batches are read while nobody asks for them, as many as were said and no more."""
+    from sparkvod.data import open_reader
+    from sparkvod.tensorflow.data import from_reader
+    from tests.contracts.reader import EVEN
+
+    read = []
+
+    class Counting:
+        def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Any]:
+            for batch in reader.epoch(epoch, start_step):
+                read.append(batch.rows)
+                yield batch
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_reader("auto", _dataset(folder, EVEN[:1]), ["id"], 40) as reader,
+    ):
+        Counting.columns, Counting.steps = reader.columns, reader.steps  # type: ignore[attr-defined]
+        batches = iter(from_reader(Counting(), prefetch=5))  # type: ignore[arg-type]
+        next(batches)
+        deadline = time.monotonic() + 20
+        while len(read) < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert 6 <= len(read) <= 8 < reader.steps
+        del batches
+
+
 def check_fit() -> None:
     import keras
 
@@ -137,7 +189,7 @@ def check_fit() -> None:
 
 
 SUITE = Suite(
-    [check_batches_are_the_readers, check_structures, check_errors_and_ends, check_fit],
+    [check_batches_are_the_readers, check_structures, check_errors_and_ends, check_text, check_prefetch, check_fit],
     env=QUIET,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -464,6 +465,15 @@ def check_sync_batch_normalization() -> None:
     again = keras.layers.deserialize(keras.layers.serialize(layers[0]))
     assert isinstance(again, hvd.SyncBatchNormalization)
     assert again.scale is False
+    if hasattr(keras, "config"):
+        # With an optimizer that is not distributed, and asked to compile by XLA.
+        model = keras.Sequential([keras.Input((3,)), hvd.SyncBatchNormalization(momentum=0.0), keras.layers.Dense(1)])
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model.compile("sgd", "mse", jit_compile=True)
+        assert "jit_compile" in str(told[0].message)
+        model.fit(np.full((4, 3), 2.0 * rank), np.zeros((4, 1)), batch_size=4, verbose=0)
+        np.testing.assert_allclose(model.layers[0].moving_mean, np.full(3, n - 1.0), rtol=1e-5)
     for options in ({"fused": True}, {"renorm": True}, {"synchronized": True}, {"axis": [1, 2]}):
         with pytest.raises(ValueError, match="was expected"):
             hvd.SyncBatchNormalization(**options)

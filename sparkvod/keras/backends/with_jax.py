@@ -10,7 +10,7 @@ import keras
 
 from sparkvod.core.process_sets import ProcessSet
 from sparkvod.keras.backends import jax_ops as collectives
-from sparkvod.keras.backends.jax_calls import own_errors
+from sparkvod.keras.backends.jax_calls import own_errors, tensor_of
 from sparkvod.keras.backends.jax_compression import Compression
 from sparkvod.keras.backends.shared import DenseReducer, check_variables
 
@@ -32,7 +32,11 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: P
     """Overwrites Keras's variables with the root's values."""
     check_variables(variables, root_rank, process_set)
     for number, variable in enumerate(variables):
-        variable.assign(collectives.broadcast(variable, root_rank, f"broadcast.variable.{number}", process_set))
+        value = tensor_of(variable)
+        # The engine has no unsigned ones of these sizes, of which the states of Keras's random numbers are.
+        sent = {"uint32": "int32", "uint64": "int64"}.get(value.dtype.name, value.dtype)
+        moved = collectives.broadcast(value.view(sent), root_rank, f"broadcast.variable.{number}", process_set)
+        variable.assign(moved.view(value.dtype))
 
 
 def cond(pred: Any, true_fn: Callable[[], None], false_fn: Callable[[], None], variables: Sequence[Any]) -> None:
