@@ -93,6 +93,15 @@ class GradientPlan:
         self.op = ops.reduce_op(self.op)
         check_compressor(self.compression)
         check_predivide(self.predivide, self.op)
+        seen: set[Any] = set()
+        for variable in [] if self.groups is None or isinstance(self.groups, int) else sum(self.groups, []):
+            if not hasattr(variable, "shape"):
+                raise ValueError(f"a {type(variable).__name__} was found in groups, variables were expected")
+            if self.key(variable) in seen:
+                raise ValueError(
+                    f"a variable of shape {tuple(variable.shape)} was found twice in groups, once was expected"
+                )
+            seen.add(self.key(variable))
 
     def key(self, variable: Any) -> Any:
         """Returns what tells a variable from others."""

@@ -55,7 +55,7 @@ def test_chunks(number: int, count: int, lengths: list[int]) -> None:
 
 
 def test_units() -> None:
-    variables = ["a", "b", "c", "d"]
+    variables = [SimpleNamespace(shape=(number,)) for number in range(4)]
 
     def units(groups: Any, places: list[int], together: bool = True) -> list[list[int]]:
         return GradientPlan(NoneCompressor, groups=groups).units(places, variables, together)
@@ -63,8 +63,12 @@ def test_units() -> None:
     assert units(None, [0, 2]) == [[0, 2]]
     assert units(None, [0, 2], together=False) == [[0], [2]]
     assert units(2, [0, 1, 3]) == [[0], [1, 3]]
-    assert units([["d", "a"]], [0, 1, 3]) == [[0, 3], [1]]
+    assert units([[variables[3], variables[0]]], [0, 1, 3]) == [[0, 3], [1]]
     assert units(2, []) == units(None, [], together=False) == []
+    with pytest.raises(ValueError, match=r"a variable of shape \(1,\) was found twice in groups"):
+        units([variables[:2], [variables[1]]], [])
+    with pytest.raises(ValueError, match="a str was found in groups"):
+        units([["kernel"]], [])
 
 
 def test_scales() -> None:

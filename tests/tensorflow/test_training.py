@@ -60,8 +60,9 @@ def check_tape() -> None:
             assert grads["u"] is None
     with pytest.raises(ValueError, match="gradient_predivide_factor"):
         hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
-    with pytest.raises(ValueError, match="groups"):
-        hvd.DistributedGradientTape(tf.GradientTape(), groups="all")
+    for groups in ("all", [[weights], [bias, weights]]):
+        with pytest.raises(ValueError, match="groups"):
+            hvd.DistributedGradientTape(tf.GradientTape(), groups=groups)
     with pytest.raises(TypeError, match="GradientTape"):
         hvd.DistributedGradientTape(None)
 
