@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,6 +78,16 @@ bool CanFork() {
 }
 
 int OpenFiles() { return CountEntries("/proc/self/fd"); }
+
+bool MayOpenFiles(int files) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const auto need = static_cast<rlim_t>(files);
+  if (limit.rlim_cur >= need) return true;
+  if (limit.rlim_max < need) return false;
+  limit.rlim_cur = need;
+  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
 
 Holdings::Holdings() : files_(OpenFiles()), threads_(1) {
   // Between tests there is the runner's thread and, under a sanitizer, that one's own.

@@ -46,6 +46,9 @@ bool CanFork();
 
 // Descriptors that this process has open.
 int OpenFiles();
+// Raises the soft limit of descriptors where `files` need that; false when the hard limit forbids
+// it.
+bool MayOpenFiles(int files);
 
 // What this process holds open; a test makes one before, and asks it after, whether anything is
 // left.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.native.building import BUILD_SECONDS, VARIANTS, build, run
 
-RUN_SECONDS, FULL_RUN_SECONDS = 600, 1800
+RUN_SECONDS, FULL_RUN_SECONDS = 600, 5400
 
 
 @pytest.mark.timeout(BUILD_SECONDS + FULL_RUN_SECONDS)

@@ -1,7 +1,9 @@
 // Adasum: the tree written out in double, for any number of ranks, several tensors and every
 // floating dtype.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -97,7 +99,8 @@ double Decoded(DType dtype, const char* from) {
   return half & 0x8000 ? -magnitude : magnitude;
 }
 
-void CheckAdasum(Engine& engine, DType dtype, const std::vector<size_t>& counts) {
+void CheckAdasum(Engine& engine, DType dtype, const std::vector<size_t>& counts,
+                 bool in_engine = false) {
   const int rank = engine.topology().rank, size = engine.topology().size;
   Request request;
   request.name = std::string(NameOf(dtype)) + std::to_string(counts[0]);
@@ -110,9 +113,19 @@ void CheckAdasum(Engine& engine, DType dtype, const std::vector<size_t>& counts)
     request.entries.push_back({dtype, {static_cast<int64_t>(counts[t])}});
   }
   std::vector<Part> parts;
-  for (size_t t = 0; t < counts.size(); ++t)
-    parts.push_back({data[t].data(), data[t].data(), counts[t]});
+  std::vector<std::shared_ptr<Memory>> memory(counts.size());
+  for (size_t t = 0; t < counts.size(); ++t) {
+    char* in = data[t].data();
+    if (in_engine) {
+      EXPECT(engine.Allocate(data[t].size(), &memory[t]).ok());
+      in = memory[t]->data();
+      std::copy(data[t].begin(), data[t].end(), in);
+    }
+    parts.push_back({in, in, counts[t]});
+  }
   EXPECT_EQ(Run(engine, request, parts).Report(), "ok");
+  for (size_t t = 0; t < counts.size() && in_engine; ++t)
+    std::copy_n(memory[t]->data(), data[t].size(), data[t].begin());
   const double close = dtype == DType::kFloat64   ? 1e-12
                        : dtype == DType::kFloat32 ? 1e-4
                        : dtype == DType::kFloat16 ? 0.03
@@ -138,10 +151,20 @@ TEST(AdasumOfAnyNumberOfRanks) {
           if (PathsOnly() && size > 3 && dtype != DType::kFloat32) continue;
           CheckAdasum(engine, dtype, {1, 40, 3});
           CheckAdasum(engine, dtype, {7003, 500, 0, 1});
+          if (Full() || size == 3) CheckAdasum(engine, dtype, {1003, 7, 0, 1}, true);
         }
         if (Full() || size == 2 || (size == 3 && !PathsOnly()))
           CheckAdasum(engine, DType::kFloat32, {300001});
       });
+}
+
+TEST(AdasumOfSixtyFourRanks) {
+  if (!Full()) return;
+  RunWorld(kInproc, 64, [](Engine& engine, int) {
+    for (const bool in_engine : {false, true})
+      for (DType dtype : {DType::kFloat32, DType::kFloat64})
+        CheckAdasum(engine, dtype, {1, 40, 3, 0, 1003}, in_engine);
+  });
 }
 
 TEST(AdasumOverSeveralHosts) {

@@ -5,145 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "native/kernels/reduce.h"
-#include "tests/native/world.h"
+#include "tests/native/engine/exact.h"
 
 namespace sparkvod {
 namespace {
 
 using namespace check;  // NOLINT: a test of what check's worlds run
-
-const std::vector<DType> kReduced = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
-                                     DType::kBFloat16, DType::kInt32,   DType::kInt64,
-                                     DType::kUInt8,    DType::kInt8,    DType::kUInt16,
-                                     DType::kInt16,    DType::kBool};
-const std::vector<ReduceOp> kOps = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
-                                    ReduceOp::kMax, ReduceOp::kProduct};
-
-bool IsUnsigned(DType dtype) {
-  return dtype == DType::kUInt8 || dtype == DType::kUInt16 || dtype == DType::kBool;
-}
-
-// Small whole numbers, negative ones among them where there are such: their sums over eight ranks
-// are exact in every dtype, as are their products, since those take powers of two.
-int64_t Term(DType dtype, ReduceOp op, int rank, size_t i) {
-  const size_t place = i * 5 + static_cast<size_t>(rank) * 11;
-  if (dtype == DType::kBool) return static_cast<int64_t>(place % 3 == 0);
-  if (op == ReduceOp::kProduct) {
-    const int64_t power = place % 3 == 0 ? 2 : 1;
-    return place % 4 == 1 && !IsUnsigned(dtype) ? -power : power;
-  }
-  return static_cast<int64_t>(place % 31) - (IsUnsigned(dtype) ? 0 : 15);
-}
-
-// Whole numbers as elements of a dtype, by way of int32 -> the kernels' own float32 for halves.
-std::vector<uint8_t> Elements(DType dtype, const std::vector<int64_t>& values) {
-  std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    uint8_t* p = bytes.data() + i * SizeOf(dtype);
-    const auto f = static_cast<float>(values[i]);
-    const auto d = static_cast<double>(values[i]);
-    const auto n = static_cast<int32_t>(values[i]);
-    uint32_t bits;
-    std::memcpy(&bits, &f, 4);
-    uint16_t half = static_cast<uint16_t>(bits >> 16);  // exact: at most eight bits
-    switch (dtype) {
-      case DType::kFloat32:
-        std::memcpy(p, &f, 4);
-        break;
-      case DType::kFloat64:
-        std::memcpy(p, &d, 8);
-        break;
-      case DType::kInt32:
-        std::memcpy(p, &n, 4);
-        break;
-      case DType::kInt64:
-        std::memcpy(p, &values[i], 8);
-        break;
-      case DType::kUInt8:
-      case DType::kInt8:
-      case DType::kBool:
-        std::memcpy(p, &n, 1);  // the low bytes, which is how sums and products wrap
-        break;
-      case DType::kUInt16:
-      case DType::kInt16:
-        std::memcpy(p, &n, 2);
-        break;
-      case DType::kFloat16:
-        half = values[i] == 0 ? 0
-                              : static_cast<uint16_t>(((bits >> 16) & 0x8000) |
-                                                      (((bits & 0x7fffffff) >> 13) - (112u << 10)));
-        [[fallthrough]];
-      default:
-        std::memcpy(p, &half, 2);
-    }
-  }
-  return bytes;
-}
-
-std::vector<uint8_t> Input(DType dtype, ReduceOp op, int rank, size_t count) {
-  std::vector<int64_t> values(count);
-  for (size_t i = 0; i < count; ++i) values[i] = Term(dtype, op, rank, i);
-  return Elements(dtype, values);
-}
-
-int64_t Combined(DType dtype, ReduceOp op, int64_t a, int64_t b) {
-  switch (op) {
-    case ReduceOp::kMin:
-      return std::min(a, b);
-    case ReduceOp::kMax:
-      return std::max(a, b);
-    case ReduceOp::kProduct:
-      return a * b;
-    default:
-      return dtype == DType::kBool ? a | b : a + b;
-  }
-}
-
-std::vector<uint8_t> Expected(DType dtype, int size, size_t count, ReduceOp op) {
-  std::vector<int64_t> results(count);
-  for (size_t i = 0; i < count; ++i) {
-    results[i] = Term(dtype, op, 0, i);
-    for (int r = 1; r < size; ++r)
-      results[i] = Combined(dtype, op, results[i], Term(dtype, op, r, i));
-    if (op == ReduceOp::kAverage && !IsFloating(dtype)) results[i] /= size;
-  }
-  std::vector<uint8_t> bytes = Elements(dtype, results);
-  if (op == ReduceOp::kAverage && IsFloating(dtype))
-    KernelsFor(Isa::kPortable)->scale(dtype, bytes.data(), bytes.data(), count, 1.0 / size);
-  return bytes;
-}
-
-enum class Place { kInPlace, kApart, kEngine };
-
-// One allreduce of one rank, checked.
-void CheckOne(Engine& engine, DType dtype, size_t count, Place place, ReduceOp op) {
-  const int rank = engine.topology().rank, size = engine.topology().size;
-  const std::vector<uint8_t> input = Input(dtype, op, rank, count);
-  std::vector<uint8_t> in = input, out(input.size());
-  std::shared_ptr<Memory> memory;
-  Part part{in.data(), out.data(), count};
-  if (place == Place::kInPlace) part.out = in.data();
-  if (place == Place::kEngine) {
-    EXPECT_EQ(engine.Allocate(input.size(), &memory).Report(), "ok");
-    if (!input.empty()) std::memcpy(memory->data(), input.data(), input.size());
-    part.in = part.out = memory->data();
-  }
-  const std::string name = std::string(NameOf(dtype)) + "." + std::to_string(count) + "." +
-                           std::to_string(static_cast<int>(place)) + NameOf(op);
-  const Request request = AllreduceOf(name, dtype, {static_cast<int64_t>(count)}, op);
-  const Result result = Run(engine, request, {part});
-  const std::vector<uint8_t> expected = Expected(dtype, size, count, op);
-  if (!result.ok())
-    Fail(__FILE__, __LINE__, name + ": " + result.Report());
-  else if (count > 0 && std::memcmp(part.out, expected.data(), expected.size()) != 0)
-    Fail(__FILE__, __LINE__, name + " is wrong on rank " + std::to_string(rank));
-  if (place == Place::kApart) EXPECT(in == input);
-}
-
-bool Supported(DType dtype, ReduceOp op) {
-  return dtype != DType::kBool || op != ReduceOp::kAverage;
-}
 
 // Of the product of worlds, dtypes and operations: every pair of these is there; of paths alone,
 // each dtype once.
@@ -167,8 +34,7 @@ TEST(AllreduceIsExact) {
             if (PathsOnly() && (count == 7 || (count == 1 && size > 2))) continue;
             for (ReduceOp op : kOps) {
               if (!Supported(dtype, op) || (!Full() && !Sampled(size, dtype, op))) continue;
-              for (Place place : {Place::kInPlace, Place::kApart, Place::kEngine})
-                CheckOne(engine, dtype, count, place, op);
+              for (Place place : kPlaces) CheckAllreduce(engine, dtype, count, place, op);
             }
           }
         }
@@ -181,9 +47,9 @@ TEST(AllreduceIsCarriedAsStatsSay) {
   for (const Kind& kind : Kinds()) {
     RunWorld(kind, 2, [&kind](Engine& engine, int) {
       const bool shares = kind.transport != kTcp.transport;
-      CheckOne(engine, DType::kFloat32, 100, Place::kInPlace, ReduceOp::kSum);
-      CheckOne(engine, DType::kFloat32, 300000, Place::kInPlace, ReduceOp::kSum);
-      CheckOne(engine, DType::kFloat32, 300000, Place::kEngine, ReduceOp::kSum);
+      CheckAllreduce(engine, DType::kFloat32, 100, Place::kInPlace, ReduceOp::kSum);
+      CheckAllreduce(engine, DType::kFloat32, 300000, Place::kInPlace, ReduceOp::kSum);
+      CheckAllreduce(engine, DType::kFloat32, 300000, Place::kEngine, ReduceOp::kSum);
       const std::string prefix = std::string("allreduce/") + kind.transport + "/";
       if (shares) {
         EXPECT_EQ(Carried(engine, prefix + "one-shot").calls, uint64_t{1});
@@ -230,14 +96,14 @@ TEST(AllreduceOverSeveralHosts) {
           for (DType dtype : kReduced)
             for (size_t count : {0, 1, 7, 1003, 20001}) {
               if (!Full() && dtype != DType::kFloat32 && (count == 0 || count == 7)) continue;
-              for (Place place : {Place::kInPlace, Place::kApart, Place::kEngine})
+              for (Place place : kPlaces)
                 for (ReduceOp op : kOps)
                   if (Supported(dtype, op) && SampledOver(layout, dtype, op))
-                    CheckOne(engine, dtype, count, place, op);
+                    CheckAllreduce(engine, dtype, count, place, op);
             }
           // Larger than the pieces in which ordinary memory crosses hosts.
           if (layout == "aabb")
-            CheckOne(engine, DType::kFloat32, (5 << 20) + 3, Place::kApart, ReduceOp::kSum);
+            CheckAllreduce(engine, DType::kFloat32, (5 << 20) + 3, Place::kApart, ReduceOp::kSum);
           std::vector<float> got;
           std::vector<int64_t> rows;
           EXPECT_EQ(Gather(engine, "rows", rank, 2, 1.0f, &got, &rows).Report(), "ok");
@@ -407,13 +273,6 @@ TEST(AllreduceGoesOnInTheBackground) {
       EXPECT(engine.Poll(handle, &done).code() == Code::kInvalid);
     });
   }
-}
-
-TEST(AllreduceOfSixtyFourRanks) {
-  RunWorld(kInproc, Full() ? 64 : 16, [](Engine& engine, int) {
-    for (size_t count : {1, 5000, 100000})
-      CheckOne(engine, DType::kFloat64, count, Place::kInPlace, ReduceOp::kSum);
-  });
 }
 
 }  // namespace

@@ -1,7 +1,4 @@
 // Worlds whose ranks are threads of one process: how they meet, and how many there can be.
-#include <sys/resource.h>
-
-#include <algorithm>
 #include <atomic>
 #include <string>
 #include <vector>
@@ -62,12 +59,8 @@ TEST(AWorldOfThreadsHasFewDescriptors) {
 
 TEST(AWorldOfTwoHundredAndFiftySixThreads) {
   if (!Full()) return;
-  rlimit files{};
-  ::getrlimit(RLIMIT_NOFILE, &files);
-  const rlimit enough{std::min<rlim_t>(files.rlim_max, 2048), files.rlim_max};
-  ::setrlimit(RLIMIT_NOFILE, &enough);
-  EXPECT(CheckWorldOf(256, 280) <= 4 * 256 + 1);
-  ::setrlimit(RLIMIT_NOFILE, &files);
+  EXPECT(MayOpenFiles(2048));
+  EXPECT(CheckWorldOf(256, Patience()) <= 4 * 256 + 1);
 }
 
 // How a connect() of two threads ends on both, and how long it takes.
