@@ -193,6 +193,14 @@ def check_compiled_rows() -> None:
         expected = [values[first : first + splits[rank]] for values in by_rank]
         np.testing.assert_array_equal(received, np.concatenate(expected) + 1)
         assert list(counts) == [splits[rank]] * n
+    steps = jnp.arange(6.0).reshape(3, 2) + rank
+    total, found = jax.jit(
+        lambda steps: jax.lax.scan(
+            lambda carry, step: (carry + hvd.allreduce(step, op=hvd.Sum), hvd.allgather(step)), jnp.zeros(2), steps
+        )
+    )(steps)
+    np.testing.assert_array_equal(total, n * np.array([6.0, 9.0]) + 3 * sum(range(n)))
+    np.testing.assert_array_equal(found, np.concatenate([np.arange(6.0).reshape(3, 2) + r for r in range(n)], axis=1))
     weights = np.arange(6.0 * n).reshape(-1, 2)
     grad = jax.jit(jax.grad(lambda x: (hvd.allgather(x) * weights).sum()))(x)
     np.testing.assert_allclose(grad, weights[3 * rank : 3 * rank + 3])
