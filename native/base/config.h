@@ -22,6 +22,7 @@ struct Config {
   int64_t staging_bytes = 4 << 20;       // bytes
   std::string allreduce_algorithm = "auto", broadcast_algorithm = "auto";
   int64_t tcp_streams = 1;  // between two ranks
+  bool tls = false;         // whether they are encrypted
   double link_gbits = 10;   // 10^9 bits per second
   int64_t arena_bytes = 0;  // bytes; 0: the size of the host's memory
 };

@@ -32,6 +32,7 @@ inline Config ConfigFrom(const pybind11::dict& dict) {
   take("allreduce_algorithm", &config.allreduce_algorithm);
   take("broadcast_algorithm", &config.broadcast_algorithm);
   take("tcp_streams", &config.tcp_streams);
+  take("tls", &config.tls);
   take("link_gbits", &config.link_gbits);
   take("arena_bytes", &config.arena_bytes);
   if (!left.empty())

@@ -68,7 +68,8 @@ Result CheckAgreement(int rank, const std::vector<Endpoint>& endpoints) {
                   {"SPARKVOD_TCP_STREAMS", Text(a.tcp_streams), Text(b.tcp_streams)},
                   {"SPARKVOD_ALLREDUCE_ALGORITHM", a.allreduce_algorithm, b.allreduce_algorithm},
                   {"SPARKVOD_BROADCAST_ALGORITHM", a.broadcast_algorithm, b.broadcast_algorithm},
-                  {"SPARKVOD_LINK_GBITS", Text(a.link_gbits), Text(b.link_gbits)}};
+                  {"SPARKVOD_LINK_GBITS", Text(a.link_gbits), Text(b.link_gbits)},
+                  {"SPARKVOD_TLS", a.tls ? "1" : "0", b.tls ? "1" : "0"}};
     for (const auto& s : shared)
       if (s.own != s.other)
         return Result::Fail(Code::kInvalid, std::string(s.knob) + " is " + s.own + " on rank " +
@@ -168,6 +169,7 @@ Topology MakeTopology(int rank, const std::vector<std::string>& host_ids,
 
 Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out,
                          std::string* endpoint) {
+  if (config.tls) SPARKVOD_TRY(TlsSession::Prepare());
   auto b = std::make_unique<Bootstrap>();
   b->config_ = config;
   b->own_ = Endpoint::OfThisProcess(config);
@@ -246,6 +248,8 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
   SPARKVOD_TRY(connector.Run({tcp_.get(), unix_.get()}, deadline, interrupted));
   tcp_.Close();
   unix_.Close();
+  if (own_.tls)
+    log.Info("TCP connections to other ranks are encrypted: TLS 1.3, " + TlsSession::Version());
 
   SPARKVOD_TRY(
       Arena::Create(geometry, in_process, world->idle.bell(), world->driver.bell(), &world->arena));
@@ -257,7 +261,7 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
       sought.push_back({endpoints[static_cast<size_t>(r)].unix_name, world->Name(r)});
       continue;
     }
-    sockets[r] = connector.Take(r, Purpose::kShared);
+    sockets[r] = connector.Take(r, Purpose::kShared).TakeSocket();
     SPARKVOD_TRY(shm::Offer(sockets[r].get(), world->arena));
   }
   std::vector<std::shared_ptr<Arena>> of_threads;
@@ -294,13 +298,13 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
     if (r == rank) continue;
     Peer& peer = world->peers[static_cast<size_t>(r)];
     if (peer.channel == nullptr) {
-      std::vector<Fd> streams;
+      std::vector<Stream> streams;
       for (int s = 0; s < config_.tcp_streams; ++s)
         streams.push_back(connector.Take(r, DataStream(s)));
       auto channel = std::make_unique<TcpChannel>(std::move(streams));
-      for (const Fd& stream : channel->streams()) {
-        SPARKVOD_TRY(world->idle.Watch(stream.get(), Poller::Kind::kIncoming));
-        SPARKVOD_TRY(world->driver.Watch(stream.get(), Poller::Kind::kStream));
+      for (const Stream& stream : channel->streams()) {
+        SPARKVOD_TRY(world->idle.Watch(stream.fd(), Poller::Kind::kIncoming));
+        SPARKVOD_TRY(world->driver.Watch(stream.fd(), Poller::Kind::kStream));
       }
       peer.channel = std::move(channel);
       peer.link = std::make_unique<TcpLink>(connector.Take(r, Purpose::kLink));

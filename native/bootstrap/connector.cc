@@ -66,7 +66,7 @@ void Connector::StartAttempts() {
 void Connector::AcceptAll(int listener) {
   for (Fd fd = Accept(listener); fd.valid(); fd = Accept(listener)) {
     if (shaking_.size() >= kMaxStrangers) continue;  // drops it; a peer of ours tries again
-    shaking_.push_back({Handshake::Server(std::move(fd), secret_),
+    shaking_.push_back({Handshake::Server(std::move(fd), secret_, encrypts()),
                         {-1, Purpose::kShared},
                         Deadline::After(kAttemptSeconds)});
   }
@@ -97,7 +97,7 @@ bool Connector::Advance(Shaking* shaking) {
       return true;
     }
   }
-  made_[key] = handshake.TakeSocket();
+  made_[key] = handshake.TakeStream();
   return true;
 }
 
@@ -149,7 +149,7 @@ Result Connector::Run(const std::vector<int>& listeners, const Deadline& deadlin
         continue;
       }
       const Hello hello{rank_, c.key.first, c.key.second};
-      shaking_.push_back({Handshake::Client(std::move(c.fd), secret_, hello), c.key,
+      shaking_.push_back({Handshake::Client(std::move(c.fd), secret_, hello, encrypts()), c.key,
                           Deadline::After(kAttemptSeconds)});
     }
     connecting_ = std::move(still_connecting);

@@ -29,7 +29,7 @@ class Connector {
   // Runs until every wanted connection is authenticated, or says which is missing and why.
   Result Run(const std::vector<int>& listeners, const Deadline& deadline,
              const std::function<bool()>& interrupted);
-  Fd Take(int peer, Purpose purpose) { return std::move(made_.at({peer, purpose})); }
+  Stream Take(int peer, Purpose purpose) { return std::move(made_.at({peer, purpose})); }
 
  private:
   using Key = std::pair<int, Purpose>;
@@ -50,6 +50,7 @@ class Connector {
     Deadline deadline;
   };
 
+  bool encrypts() const { return endpoints_[static_cast<size_t>(rank_)].tls; }
   void StartAttempts();
   Result StartOne(const Key& key, Attempt* attempt, Fd* fd);
   void AcceptAll(int listener);
@@ -63,7 +64,7 @@ class Connector {
   const std::string& secret_;
   const Logger& log_;
   std::map<Key, Attempt> wanted_;
-  std::map<Key, Fd> made_;
+  std::map<Key, Stream> made_;
   std::vector<Connecting> connecting_;
   std::vector<Shaking> shaking_;
 };

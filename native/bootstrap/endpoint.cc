@@ -12,7 +12,7 @@
 namespace sparkvod {
 namespace {
 
-constexpr uint32_t kMagic = 0x32767073;  // "spv2"
+constexpr uint32_t kMagic = 0x33767073;  // "spv3"
 constexpr size_t kNameLimit = 256;
 constexpr size_t kAddressLimit = 64;
 
@@ -43,6 +43,7 @@ std::string Endpoint::Encode() const {
   w.Put(cache_capacity);
   w.Put(tcp_streams);
   w.Put(link_gbits);
+  w.Put<uint8_t>(tls ? 1 : 0);
   w.Put(static_cast<uint32_t>(addresses.size()));
   for (const std::string& a : addresses) w.PutString(a);
   return w.Take();
@@ -67,6 +68,7 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
   out->cache_capacity = r.Get<uint64_t>();
   out->tcp_streams = r.Get<uint64_t>();
   out->link_gbits = r.Get<double>();
+  out->tls = r.Get<uint8_t>() != 0;
   const size_t count = r.GetCount(sizeof(uint32_t));
   for (size_t i = 0; i < count; ++i) out->addresses.push_back(r.GetString(kAddressLimit));
   if (!r.ok() || !r.AtEnd())
@@ -99,6 +101,7 @@ Endpoint Endpoint::OfThisProcess(const Config& config) {
   e.broadcast_algorithm = config.broadcast_algorithm;
   e.tcp_streams = static_cast<uint64_t>(config.tcp_streams);
   e.link_gbits = config.link_gbits;
+  e.tls = config.tls;
   e.fusion_threshold = static_cast<uint64_t>(config.fusion_threshold);
   e.cache_capacity = static_cast<uint64_t>(config.cache_capacity);
   e.staging_bytes = static_cast<uint64_t>(config.staging_bytes);

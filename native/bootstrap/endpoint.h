@@ -26,6 +26,7 @@ struct Endpoint {
   uint64_t cache_capacity = 0;
   uint64_t tcp_streams = 1;
   double link_gbits = 0;
+  bool tls = false;
 
   std::string Encode() const;
   static Result Decode(const std::string& bytes, int rank, Endpoint* out);

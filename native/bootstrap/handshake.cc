@@ -49,20 +49,22 @@ std::string RandomBytes(size_t n) {
   return bytes;
 }
 
-Handshake::Handshake(Fd socket, const std::string& secret, bool server)
+Handshake::Handshake(Fd socket, const std::string& secret, bool server, bool encrypt)
     : socket_(std::move(socket)),
       secret_(secret),
       server_(server),
+      encrypt_(encrypt),
       own_nonce_(RandomBytes(kNonceBytes)) {}
 
-Handshake Handshake::Server(Fd socket, const std::string& secret) {
-  Handshake h(std::move(socket), secret, true);
+Handshake Handshake::Server(Fd socket, const std::string& secret, bool encrypt) {
+  Handshake h(std::move(socket), secret, true, encrypt);
   h.BeginWrite(kMagic + h.own_nonce_);
   return h;
 }
 
-Handshake Handshake::Client(Fd socket, const std::string& secret, const Hello& hello) {
-  Handshake h(std::move(socket), secret, false);
+Handshake Handshake::Client(Fd socket, const std::string& secret, const Hello& hello,
+                            bool encrypt) {
+  Handshake h(std::move(socket), secret, false, encrypt);
   h.hello_ = hello;
   h.hello_bytes_ = EncodeHello(hello);
   h.BeginRead(kMagic.size() + kNonceBytes);
@@ -90,6 +92,7 @@ std::string Handshake::Mac(const char* role, const std::string& first, const std
 
 Result Handshake::Step() {
   while (state_ != State::kDone) {
+    if (tls_ != nullptr) return StepTls();
     while (at_ < buffer_.size()) {
       const ssize_t n =
           state_ == State::kReading
@@ -111,7 +114,7 @@ Result Handshake::Step() {
     } else if (server_ && step_ == 0) {
       BeginRead(kNonceBytes + kHelloBytes + kMacBytes);
     } else if (server_) {
-      state_ = State::kDone;
+      SPARKVOD_TRY(OnProved());
     } else {
       BeginRead(kMacBytes);
     }
@@ -138,8 +141,26 @@ Result Handshake::OnRead() {
   } else {
     const std::string want = Mac("server", own_nonce_, peer_nonce_, hello_bytes_);
     if (!EqualInConstantTime(want.data(), buffer_.data(), kMacBytes)) return WrongSecret();
-    state_ = State::kDone;
+    return OnProved();
   }
+  return {};
+}
+
+Result Handshake::OnProved() {
+  if (!encrypt_ || hello_.purpose == Purpose::kShared) {
+    state_ = State::kDone;
+    return {};
+  }
+  const std::string key = server_ ? Mac("tls", own_nonce_, peer_nonce_, hello_bytes_)
+                                  : Mac("tls", peer_nonce_, own_nonce_, hello_bytes_);
+  return TlsSession::Create(socket_.get(), server_, key, &tls_);
+}
+
+Result Handshake::StepTls() {
+  bool done = false;
+  if (Result r = tls_->Handshake(&done); !r.ok())
+    return Result::Fail(Code::kPeerLost, "the connection could not be encrypted", r);
+  state_ = done ? State::kDone : tls_->unsent() ? State::kWriting : State::kReading;
   return {};
 }
 

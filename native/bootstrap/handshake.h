@@ -6,13 +6,19 @@
 //
 // The hello (who connects to whom, for what) is looked at only after its HMAC was verified.
 // HMAC-SHA256, 32-byte nonces.
+//
+// A connection that is to be encrypted goes on with TLS 1.3, under a key of its own:
+// HMAC(secret, "tls" nonce_s nonce_c hello). Strangers do not come so far, so the library that
+// reads what comes then need not stand against them.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "native/base/result.h"
 #include "native/transport/fd.h"
+#include "native/transport/tcp/stream.h"
 
 namespace sparkvod {
 
@@ -36,18 +42,23 @@ class Handshake {
  public:
   enum class State { kReading, kWriting, kDone };
 
-  static Handshake Server(Fd socket, const std::string& secret);
-  static Handshake Client(Fd socket, const std::string& secret, const Hello& hello);
+  // `encrypt`: connections between hosts go on with TLS, those for shared memory do not.
+  static Handshake Server(Fd socket, const std::string& secret, bool encrypt = false);
+  static Handshake Client(Fd socket, const std::string& secret, const Hello& hello,
+                          bool encrypt = false);
 
   Result Step();
   State state() const { return state_; }
   const Hello& hello() const { return hello_; }
   int fd() const { return socket_.get(); }
-  Fd TakeSocket() { return std::move(socket_); }
+  Stream TakeStream() { return {std::move(socket_), std::move(tls_)}; }
 
  private:
-  Handshake(Fd socket, const std::string& secret, bool server);
+  Handshake(Fd socket, const std::string& secret, bool server, bool encrypt);
   Result OnRead();
+  // Both ends have proved the secret.
+  Result OnProved();
+  Result StepTls();
   void BeginRead(size_t bytes);
   void BeginWrite(std::string bytes);
   std::string Mac(const char* role, const std::string& first, const std::string& second,
@@ -55,7 +66,8 @@ class Handshake {
 
   Fd socket_;
   std::string secret_;
-  bool server_;
+  bool server_, encrypt_;
+  std::unique_ptr<TlsSession> tls_;  // from OnProved on, of a connection that is to be encrypted
   State state_ = State::kReading;
   int step_ = 0;
   std::string buffer_;

@@ -16,6 +16,7 @@
 #include <new>
 #include <thread>
 
+#include "native/transport/tls/session.h"
 #include "tests/native/check.h"
 
 namespace sparkvod::check {
@@ -75,6 +76,15 @@ bool CanFork() {
 #else
   return true;
 #endif
+}
+
+bool CanEncrypt() {
+  const Result prepared = TlsSession::Prepare();
+  static const bool kSaid = [&] {
+    if (!prepared.ok()) std::cout << "without TLS: " << prepared.Report() << std::endl;
+    return true;
+  }();
+  return kSaid && prepared.ok();
 }
 
 int OpenFiles() { return CountEntries("/proc/self/fd"); }

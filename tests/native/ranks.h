@@ -44,6 +44,9 @@ class Board {
 // Whether processes may be forked and killed: not under TSan, which does not follow them.
 bool CanFork();
 
+// Whether connections can be encrypted here; says why not, if they cannot.
+bool CanEncrypt();
+
 // Descriptors that this process has open.
 int OpenFiles();
 // Raises the soft limit of descriptors where `files` need that; false when the hard limit forbids

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "native/transport/channel.h"
-#include "native/transport/fd.h"
+#include "native/transport/tcp/stream.h"
 
 namespace sparkvod {
 
@@ -21,9 +21,9 @@ class TcpChannel : public Channel {
   static constexpr size_t kBlockBytes = 128 << 10;
 
   // At least one; in the same order at both ends.
-  explicit TcpChannel(std::vector<Fd> streams);
-  const char* transport() const override { return "tcp"; }
-  const std::vector<Fd>& streams() const { return streams_; }
+  explicit TcpChannel(std::vector<Stream> streams);
+  const char* transport() const override { return streams_[0].encrypted() ? "tls" : "tcp"; }
+  const std::vector<Stream>& streams() const { return streams_; }
   Result TrySend(const void* data, size_t bytes, size_t* sent) override;
   Result TryRecv(void* data, size_t bytes, size_t* received) override;
   Result Peek(void* data, size_t bytes, size_t* available) override;
@@ -38,21 +38,22 @@ class TcpChannel : public Channel {
   // How many of `bytes` go over the place's stream before it is the next one's turn.
   size_t Here(const Place& place, size_t bytes) const;
   void Advance(Place* place, size_t bytes) const;
-  Result Receive(void* data, size_t bytes, int flags, Place* place, size_t* received);
+  using Take = Result (Stream::*)(void* data, size_t bytes, size_t* received);
+  Result Receive(void* data, size_t bytes, Take take, Place* place, size_t* received);
 
-  std::vector<Fd> streams_;
+  std::vector<Stream> streams_;
   Place out_, in_;
 };
 
 class TcpLink : public Link {
  public:
-  explicit TcpLink(Fd socket) : socket_(std::move(socket)) {}
-  int fd() const override { return socket_.get(); }
+  explicit TcpLink(Stream stream) : stream_(std::move(stream)) {}
+  int fd() const override { return stream_.fd(); }
   bool Left(Departure* how) override;
   void Leave(const Departure& how) override;
 
  private:
-  Fd socket_;
+  Stream stream_;
   std::string heard_;
 };
 

@@ -65,19 +65,45 @@ TEST(BootstrapGroupsRanksByHost) {
   EXPECT(MakeTopology(0, {"a", "b"}, {"A", "B"}).homogeneous);
 }
 
+// In the clear, and encrypted where that can be.
+std::vector<bool> ClearAndEncrypted() {
+  return check::CanEncrypt() ? std::vector<bool>{false, true} : std::vector<bool>{false};
+}
+
 TEST(BootstrapRefusesAnotherSecret) {
-  check::RunThreads(2, [](int rank, Board& board) {
+  for (const bool tls : ClearAndEncrypted()) {
+    check::RunThreads(2, [tls](int rank, Board& board) {
+      Config config = TestConfig();
+      config.start_timeout = 0.5;
+      config.tls = tls;
+      std::unique_ptr<Bootstrap> bootstrap;
+      std::string endpoint;
+      EXPECT(Bootstrap::Listen(config, &bootstrap, &endpoint).ok());
+      std::unique_ptr<World> world;
+      const auto endpoints = board.Gather(rank, endpoint);
+      const Result result =
+          bootstrap->Connect(rank, endpoints, rank == 0 ? "right" : "wrong", nullptr, &world);
+      EXPECT(result.code() == Code::kTimeout);
+      EXPECT_CONTAINS(result.Report(), "rank " + std::to_string(1 - rank));
+      board.Barrier(rank);
+    });
+  }
+}
+
+TEST(BootstrapEncryptsOnAllRanksOrOnNone) {
+  if (!check::CanEncrypt()) return;
+  check::RunThreads(3, [](int rank, Board& board) {
     Config config = TestConfig();
-    config.start_timeout = 0.5;
+    config.tls = rank != 1;
     std::unique_ptr<Bootstrap> bootstrap;
     std::string endpoint;
     EXPECT(Bootstrap::Listen(config, &bootstrap, &endpoint).ok());
     std::unique_ptr<World> world;
-    const auto endpoints = board.Gather(rank, endpoint);
     const Result result =
-        bootstrap->Connect(rank, endpoints, rank == 0 ? "right" : "wrong", nullptr, &world);
-    EXPECT(result.code() == Code::kTimeout);
-    EXPECT_CONTAINS(result.Report(), "rank " + std::to_string(1 - rank));
+        bootstrap->Connect(rank, board.Gather(rank, endpoint), "s", nullptr, &world);
+    EXPECT(result.code() == Code::kInvalid);
+    EXPECT_CONTAINS(result.Report(), rank == 1 ? "SPARKVOD_TLS is 0 on rank 1 and 1 on rank 0"
+                                               : "and 0 on rank 1; set one value on all ranks");
     board.Barrier(rank);
   });
 }
@@ -133,11 +159,13 @@ Fd Knock(const std::string& endpoint) {
 
 // Some say nothing, some talk rubbish, some go at once, some know another secret: the world comes
 // together all the same.
-TEST(BootstrapIsNotDisturbedByStrangers) {
-  check::RunThreads(2, [](int rank, Board& board) {
+void JoinAmongStrangers(bool tls) {
+  check::RunThreads(2, [tls](int rank, Board& board) {
+    Config config = TestConfig();
+    config.tls = tls;
     std::unique_ptr<Bootstrap> bootstrap;
     std::string endpoint;
-    EXPECT(Bootstrap::Listen(TestConfig(), &bootstrap, &endpoint).ok());
+    EXPECT(Bootstrap::Listen(config, &bootstrap, &endpoint).ok());
     std::vector<Fd> strangers;
     if (rank == 0) {
       for (int i = 0; i < 20; ++i) {
@@ -167,6 +195,10 @@ TEST(BootstrapIsNotDisturbedByStrangers) {
     bootstrap.reset();
     if (liar.joinable()) liar.join();
   });
+}
+
+TEST(BootstrapIsNotDisturbedByStrangers) {
+  for (const bool tls : ClearAndEncrypted()) JoinAmongStrangers(tls);
 }
 
 // Runs both ends of a handshake over a pair of sockets.
@@ -221,6 +253,52 @@ TEST(HandshakeCannotBeReplayed) {
     EXPECT_EQ(::send(wire.get(), heard.data(), heard.size(), 0),
               static_cast<ssize_t>(heard.size()));
     EXPECT_EQ(server.Step().ok(), !replay);
+  }
+}
+
+// Two ends that have proved the secret, over a pair of sockets. `purpose` says whether the bytes
+// that follow are encrypted.
+TEST(HandshakeGoesOnEncrypted) {
+  if (!check::CanEncrypt()) return;
+  for (const Purpose purpose : {Purpose::kData, Purpose::kLink, Purpose::kShared}) {
+    int fds[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    Handshake server = Handshake::Server(Fd(fds[0]), "secret", true);
+    Handshake client = Handshake::Client(Fd(fds[1]), "secret", Hello{1, 0, purpose}, true);
+    Result of_server, of_client;
+    Shake(&server, &client, &of_server, &of_client);
+    EXPECT_EQ(of_server.Report() + of_client.Report(), "okok");
+    Stream here = server.TakeStream(), there = client.TakeStream();
+    EXPECT_EQ(here.encrypted(), purpose != Purpose::kShared);
+    EXPECT_EQ(there.encrypted(), purpose != Purpose::kShared);
+    size_t n = 0;
+    char word[8];
+    EXPECT(there.Send("hello", 5, &n).ok());
+    EXPECT(here.Recv(word, sizeof word, &n).ok());
+    EXPECT_EQ(std::string(word, n), "hello");
+  }
+}
+
+// Who passes the proof on between two ranks knows no key after it.
+TEST(HandshakeDropsWhoCannotEncryptAfterTheProof) {
+  if (!check::CanEncrypt()) return;
+  for (const bool honest_server : {false, true}) {
+    int fds[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    Handshake server = Handshake::Server(Fd(fds[0]), "secret", honest_server);
+    Handshake client =
+        Handshake::Client(Fd(fds[1]), "secret", Hello{1, 0, Purpose::kData}, !honest_server);
+    Result of_server, of_client;
+    Shake(&server, &client, &of_server, &of_client);
+    Handshake& honest = honest_server ? server : client;
+    EXPECT(honest.state() != Handshake::State::kDone);
+    Stream liar = (honest_server ? client : server).TakeStream();
+    size_t n = 0;
+    const std::string rubbish(300, 'G');
+    EXPECT(liar.Send(rubbish.data(), rubbish.size(), &n).ok());
+    const Result result = honest.Step();
+    EXPECT(result.code() == Code::kPeerLost);
+    EXPECT_CONTAINS(result.Report(), "the connection could not be encrypted");
   }
 }
 

@@ -17,10 +17,12 @@ struct Transport {
   const char* name;
   const char* knob;   // Config::transport
   bool by_processes;  // its ranks cannot be threads of one process
+  bool tls = false;   // Config::tls
 };
 
 inline std::vector<Transport> Transports() {
   std::vector<Transport> all = {{"inproc", "auto", false}, {"tcp", "tcp", false}};
+  if (check::CanEncrypt()) all.push_back({"tls", "tcp", false, true});
   if (check::CanFork()) all.push_back({"shm", "shm", true});
   return all;
 }
@@ -28,6 +30,7 @@ inline std::vector<Transport> Transports() {
 inline Config ConfigOf(const Transport& transport) {
   Config config;
   config.transport = transport.knob;
+  config.tls = transport.tls;
   config.address = "127.0.0.1";
   config.start_timeout = 30;
   config.staging_bytes = 1 << 16;
