@@ -149,6 +149,13 @@ KNOBS: dict[str, Knob] = {
             maximum=64,
         ),
         Knob(
+            "tls",
+            False,
+            "whether TCP connections between ranks are encrypted (TLS 1.3, needs OpenSSL 3's libssl.so.3 on every "
+            "host); all ranks must have it alike",
+            True,
+        ),
+        Knob(
             "link_gbits",
             10.0,
             "10^9 bits per second of a host's network link, by which algorithms are chosen",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import itertools
 import os
 import secrets
@@ -175,6 +176,9 @@ def _check_whole_world(comm: Any) -> None:
 
 
 def _connect(context: launch_context.WorldContext) -> Engine:
+    if config.get("tls"):
+        # The engine looks for OpenSSL by its name. A Python that has one in a folder of its own loads it from there.
+        importlib.import_module("ssl")
     engine = Engine(config.engine_config())
     stacks.show_when_late(engine)
     try:
