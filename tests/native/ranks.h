@@ -44,7 +44,8 @@ class Board {
 // Whether processes may be forked and killed: not under TSan, which does not follow them.
 bool CanFork();
 
-// Whether connections can be encrypted here; says why not, if they cannot.
+// Whether connections can be encrypted here; says why not, if they cannot. Not under TSan, which
+// does not see how the library, built without it, keeps its threads apart.
 bool CanEncrypt();
 
 // Descriptors that this process has open.
