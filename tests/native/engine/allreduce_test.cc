@@ -29,6 +29,7 @@ TEST(AllreduceIsExact) {
         for (DType dtype : kReduced) {
           if (!Full() && size != 2 && size != 3 && dtype != DType::kFloat32) continue;
           for (size_t count : {0, 1, 7, 1003, 20000, 300001}) {
+            if (LeftOut(dtype, count)) continue;
             if (!Full() && count > 20000 && (dtype != DType::kFloat32 || size > 3)) continue;
             if (!Full() && dtype != DType::kFloat32 && (count == 0 || count == 7)) continue;
             if (PathsOnly() && (count == 7 || (count == 1 && size > 2))) continue;

@@ -33,6 +33,12 @@ class Block {
   std::vector<uint8_t> own_;
 };
 
+// Whether a block of so many elements is left out: a sanitizer maps the shadow of a large one anew
+// each time, page by page, so it goes through those of float32 only.
+inline bool LeftOut(DType dtype, size_t count) {
+  return kSanitized && dtype != DType::kFloat32 && count * SizeOf(dtype) > (200 << 10);
+}
+
 enum class Place { kInPlace, kApart, kEngine };
 constexpr Place kPlaces[] = {Place::kInPlace, Place::kApart, Place::kEngine};
 

@@ -156,6 +156,7 @@ void CheckExchanges(Engine& engine, const std::vector<int64_t>& all_rows) {
     for (const DType dtype : kReduced) {
       // In part: each dtype in some memory with some operation.
       const int turn = static_cast<int>(dtype) % 2;
+      if (LeftOut(dtype, 3 * static_cast<size_t>(rows))) continue;
       for (const bool in_engine : {false, true}) {
         if (!Full() && in_engine != (turn == 0)) continue;
         CheckMoves(engine, dtype, rows, in_engine);
@@ -196,7 +197,7 @@ TEST(MatrixOfAlgorithms) {
                   for (const size_t count : {0, 1, 7, 1003, 40001})
                     for (const Place place : kPlaces) {
                       const int turn = static_cast<int>(dtype) + static_cast<int>(op);
-                      if (!Supported(dtype, op)) continue;
+                      if (!Supported(dtype, op) || LeftOut(dtype, count)) continue;
                       if (!Full() && (count != 7 || static_cast<int>(place) != turn % 3)) continue;
                       CheckAllreduce(engine, dtype, count, place, op);
                     }
@@ -218,7 +219,8 @@ TEST(MatrixOfBroadcasts) {
               for (const DType dtype : kReduced)
                 for (const int64_t rows : {0, 1, 7, 1003, 40001})
                   for (const bool in_engine : {false, true})
-                    CheckMoves(engine, dtype, rows, in_engine);
+                    if (!LeftOut(dtype, 3 * static_cast<size_t>(rows)))
+                      CheckMoves(engine, dtype, rows, in_engine);
             },
             options);
       }
