@@ -85,6 +85,13 @@ Result Admit(const Backend& backend, const Members& members, const std::vector<P
                        request->collective == Collective::kAlltoall;
   for (const Entry& e : request->entries) {
     SPARKVOD_TRY(CheckSupported(backend, *request, e.dtype));
+    if (!FitsRequest(e.shape))
+      return Result::Fail(Code::kInvalid,
+                          "'" + request->name + "' is " + request->Describe() + "; at most " +
+                              std::to_string(kRankLimit) + " dimensions and " +
+                              std::to_string(kCountLimit) +
+                              " elements, of which a dimension of 0 leaves as many as one of 1, "
+                              "were expected");
     if (by_rows && e.shape.empty())
       return Result::Fail(Code::kInvalid, what + " needs at least one dimension");
   }

@@ -87,7 +87,8 @@ void Engine::RunCycle() {
     for (const auto& operation : fresh_) operation->taken_ns = began_ns;
   Negotiator::Outcome outcome;
   again_ = false;
-  if (Result r = negotiator_->Cycle(&fresh_, ending, &outcome); !r.ok()) return Stop(r, false);
+  if (Result r = negotiator_->Cycle(&fresh_, ending, &outcome); !r.ok())
+    return Break(outcome.agreed, r);
   again_ = outcome.again;
   stall_->AfterCycle(outcome.stalled, &again_);
   if (began_ns != 0) TellCycle(began_ns, outcome.agreed);
@@ -99,12 +100,8 @@ void Engine::RunCycle() {
     stats_.sleeps = comm_->sleeps();
   }
   if (!outcome.agreed.empty()) {
-    if (Result r = executor_->Execute(outcome.agreed, std::move(outcome.offers)); !r.ok()) {
-      for (const Agreed& agreed : outcome.agreed)
-        if (agreed.operation != nullptr && !agreed.operation->done.load())
-          Finish(agreed.operation, r);
-      return Stop(r, false);
-    }
+    if (Result r = executor_->Execute(outcome.agreed, std::move(outcome.offers)); !r.ok())
+      return Break(outcome.agreed, r);
   }
   if (outcome.shut_down)
     Stop(Result::Fail(Code::kShutDown,
@@ -147,6 +144,12 @@ void Engine::Finish(const std::shared_ptr<Operation>& operation, const Result& r
     if (waiters_ > 0) cv_.notify_all();
   }
   if (operation->completed) operation->completed(*operation);
+}
+
+void Engine::Break(const std::vector<Agreed>& agreed, const Result& cause) {
+  for (const Agreed& a : agreed)
+    if (a.operation != nullptr && !a.operation->done.load()) Finish(a.operation, cause);
+  Stop(cause, false);
 }
 
 void Engine::Stop(const Result& cause, bool orderly) {

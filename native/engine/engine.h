@@ -105,6 +105,8 @@ class Engine {
   void Finish(const std::shared_ptr<Operation>& operation, const Result& result);
   // Tells the timeline about a cycle that began at `began_ns`.
   void TellCycle(int64_t began_ns, const std::vector<Agreed>& agreed);
+  // Ends the engine in the middle of a cycle: with what was agreed on in it, and is not done.
+  void Break(const std::vector<Agreed>& agreed, const Result& cause);
   // Ends the engine: tells the peers, fails everything pending.
   void Stop(const Result& cause, bool orderly);
   // Fails the engine when an operation has waited too long for other ranks; warns before.

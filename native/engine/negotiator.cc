@@ -133,6 +133,7 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>>* fresh, bool sh
       }
     }
   }
+  if (!broken_.ok()) return broken_;
   out->shut_down = (flags & kShutDown) != 0;
   out->stalled = (flags & kStalled) != 0;
   out->again = out->again || !unsaid_.empty();
@@ -224,7 +225,7 @@ void Negotiator::Complete(const std::string& key, Said said, Outcome* out) {
     for (size_t r = 0; r < absent.size(); ++r)
       if (absent[r]) said.by_rank[r] = StandInRequest(said.by_rank[static_cast<size_t>(first)]);
   }
-  Result error = CheckAgreement(said.by_rank, said.members->ranks);
+  Result error = CheckAgreement(said.by_rank, said.members->ranks, absent);
   auto by_rank = std::make_shared<const std::vector<Request>>(std::move(said.by_rank));
   if (error.ok()) {
     const Collective collective = (*by_rank)[0].collective;
@@ -252,8 +253,12 @@ void Negotiator::Agree(const std::string& key, const std::shared_ptr<const Membe
     agreed.error = CheckAbsent(requests, absent, *members);
     if (members->place >= 0) {
       const auto me = static_cast<size_t>(members->place);
-      agreed.operation =
-          absent[me] ? StandIn(requests[me], members->place, members->size()) : TakeWaiting(key);
+      if (!absent[me])
+        agreed.operation = TakeWaiting(key);
+      else if (Result r = StandIn(requests[me], members->place, members->size(), &agreed.operation);
+               !r.ok())
+        broken_ = r;
+      if (!broken_.ok()) return;
     }
     if (average_over_ == kOverActive)
       agreed.average_over = static_cast<int>(std::count(absent.begin(), absent.end(), false));

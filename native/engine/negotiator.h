@@ -140,6 +140,7 @@ class Negotiator {
   int64_t active_ns_ = 0;            // when something was last agreed on since
   bool warn_ = false;                // in the next cycle
   uint64_t hits_ = 0, misses_ = 0;
+  Result broken_;  // why this rank can go on no longer
 };
 
 }  // namespace sparkvod

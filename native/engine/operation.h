@@ -46,10 +46,10 @@ struct Operation {
   explicit Operation(Request of) : request(std::move(of)), key(request.key()) {}
 
   Request request;
-  const std::string key;      // the request's
-  std::vector<Part> parts;    // one for each entry of the request
-  std::vector<char> scratch;  // memory of its own: of what stands in for a rank that has joined
-  Completed completed;        // empty for those that somebody waits for by handle
+  const std::string key;            // the request's
+  std::vector<Part> parts;          // one for each entry of the request
+  std::unique_ptr<char[]> scratch;  // memory of its own: of what stands in for a joined rank
+  Completed completed;              // empty for those that somebody waits for by handle
   int64_t submitted_ns = 0;
   // Of its life, for the timeline; 0 when nobody wrote one. The driver's.
   int64_t taken_ns = 0;   // first negotiated

@@ -1,14 +1,15 @@
 #include "native/engine/request.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 
 namespace sparkvod {
 namespace {
 
 constexpr uint8_t kVersion = 3;
-constexpr size_t kRankLimit = 64;  // dimensions
-constexpr int64_t kCountLimit = int64_t{1} << 48;
+constexpr size_t kShown = 4;  // tensors of a group in a message
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -16,24 +17,32 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// Entries that must agree are compared without their placement, and without the first dimension
-// where each rank has its own.
+// The shortest text that reads back as the number, so that two numbers never look alike.
+std::string Number(double number) {
+  char text[32];
+  for (const int digits : {6, 15, 17}) {
+    std::snprintf(text, sizeof text, "%.*g", digits, number);
+    if (std::strtod(text, nullptr) == number) break;
+  }
+  return text;
+}
+
+// Without their placement, and without the first dimension where each rank has its own.
+bool FitsEntry(Collective collective, const Entry& x, const Entry& y) {
+  if (x.dtype != y.dtype) return false;
+  if (!HasOwnRows(collective)) return x.shape == y.shape;
+  return x.shape.size() == y.shape.size() &&
+         std::equal(x.shape.begin() + 1, x.shape.end(), y.shape.begin() + 1);
+}
+
 bool Fits(const Request& a, const Request& b) {
   if (!HasTensors(a.collective) && a.splits != b.splits) return false;
   if (a.collective != b.collective || a.op != b.op || a.root != b.root ||
       a.prescale != b.prescale || a.postscale != b.postscale ||
       a.entries.size() != b.entries.size())
     return false;
-  for (size_t i = 0; i < a.entries.size(); ++i) {
-    const Entry &x = a.entries[i], &y = b.entries[i];
-    if (x.dtype != y.dtype) return false;
-    if (!HasOwnRows(a.collective)) {
-      if (x.shape != y.shape) return false;
-    } else if (x.shape.size() != y.shape.size() ||
-               !std::equal(x.shape.begin() + 1, x.shape.end(), y.shape.begin() + 1)) {
-      return false;
-    }
-  }
+  for (size_t i = 0; i < a.entries.size(); ++i)
+    if (!FitsEntry(a.collective, a.entries[i], b.entries[i])) return false;
   return true;
 }
 
@@ -45,7 +54,7 @@ int64_t Request::bytes() const {
   return total;
 }
 
-std::string Request::Describe() const {
+std::string Request::Describe(const std::vector<size_t>& shown) const {
   std::string text = NameOf(collective);
   if (Reduces(collective)) text += std::string(" (") + NameOf(op) + ")";
   if (collective == Collective::kJoin)
@@ -54,18 +63,32 @@ std::string Request::Describe() const {
   if (collective == Collective::kRemoveSet) text += " " + std::to_string(root);
   if (process_set != 0) text += " in process set " + std::to_string(process_set);
   if (collective == Collective::kBroadcast) text += " (root " + std::to_string(root) + ")";
-  constexpr size_t kShown = 4;
-  for (size_t i = 0; i < entries.size() && i < kShown; ++i)
-    text += std::string(i == 0 ? " of " : ", ") + NameOf(entries[i].dtype) + " " +
-            ShapeText(entries[i].shape);
+  const bool first_ones = shown.empty() || entries.size() <= kShown;
+  size_t given = 0;
+  const auto show = [&](size_t i) {
+    text += given++ == 0 ? " of " : ", ";
+    if (!first_ones) text += "tensor " + std::to_string(i) + " ";
+    text += std::string(NameOf(entries[i].dtype)) + " " + ShapeText(entries[i].shape);
+  };
+  if (first_ones)
+    for (size_t i = 0; i < entries.size() && i < kShown; ++i) show(i);
+  else
+    for (const size_t i : shown)
+      if (i < entries.size()) show(i);
   if (entries.size() > kShown)
     text += ", ... " + std::to_string(entries.size()) + " tensors in all";
-  if (prescale != 1 || postscale != 1) {
-    char scale[64];
-    std::snprintf(scale, sizeof scale, " scaled by %g before and %g after", prescale, postscale);
-    text += scale;
-  }
+  if (prescale != 1 || postscale != 1)
+    text += " scaled by " + Number(prescale) + " before and " + Number(postscale) + " after";
   return text;
+}
+
+bool FitsRequest(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  for (const int64_t d : shape) {
+    if (d < 0 || d > kCountLimit || (d > 0 && count > kCountLimit / d)) return false;
+    count *= d > 0 ? d : 1;
+  }
+  return shape.size() <= kRankLimit;
 }
 
 void Encode(const Request& request, Writer* out) {
@@ -138,30 +161,38 @@ Result Decode(Reader* in, Request* out) {
     e.placement = in->Get<int64_t>();
     const size_t dims = in->GetCount(sizeof(int64_t));
     if (!in->ok() || dims > kRankLimit) return damaged;
-    int64_t count = 1;
-    for (size_t i = 0; i < dims; ++i) {
-      const int64_t d = in->Get<int64_t>();
-      if (d < 0 || d > kCountLimit || (d > 0 && count > kCountLimit / d)) return damaged;
-      count *= d > 0 ? d : 1;
-      e.shape.push_back(d);
-    }
+    for (size_t i = 0; i < dims; ++i) e.shape.push_back(in->Get<int64_t>());
+    if (!FitsRequest(e.shape)) return damaged;
   }
   out->splits.resize(in->GetCount(sizeof(int64_t)));
   for (int64_t& rows : out->splits) rows = in->Get<int64_t>();
   return in->ok() && IsComplete(*out) ? Result::Ok() : damaged;
 }
 
-Result CheckAgreement(const std::vector<Request>& by_rank, const std::vector<int>& ranks_in_world) {
+Result CheckAgreement(const std::vector<Request>& by_rank, const std::vector<int>& ranks_in_world,
+                      const std::vector<bool>& absent) {
+  const auto said = [&](size_t r) { return absent.empty() || !absent[r]; };
   bool equal = true;
   for (const Request& r : by_rank)
     equal = equal && Fits(by_rank[0], r) &&
             (r.collective != Collective::kAlltoall || r.splits.size() == by_rank.size());
   if (equal) return {};
+  // Of a group only some tensors are shown: those in which the ranks differ must be among them.
+  std::vector<size_t> shown;
+  for (size_t i = 0; i < by_rank[0].entries.size() && shown.size() < kShown; ++i)
+    for (size_t r = 0; r < by_rank.size(); ++r)
+      if (said(r) && i < by_rank[r].entries.size() &&
+          !FitsEntry(by_rank[0].collective, by_rank[0].entries[i], by_rank[r].entries[i])) {
+        shown.push_back(i);
+        break;
+      }
   std::map<std::string, std::string> ranks_of;  // description -> ranks
   std::vector<std::string> order;
   for (size_t r = 0; r < by_rank.size(); ++r) {
-    std::string& ranks = ranks_of[by_rank[r].Describe()];
-    if (ranks.empty()) order.push_back(by_rank[r].Describe());
+    if (!said(r)) continue;
+    const std::string what = by_rank[r].Describe(shown);
+    std::string& ranks = ranks_of[what];
+    if (ranks.empty()) order.push_back(what);
     ranks += (ranks.empty() ? "" : ",") + std::to_string(ranks_in_world[r]);
   }
   std::string text = "the ranks disagree about '" + by_rank[0].name + "': ";

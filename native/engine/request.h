@@ -37,6 +37,9 @@ struct Entry {
 
 // Longest name of a request, in bytes.
 constexpr size_t kNameLimit = 64 << 10;
+// Most dimensions of a tensor, and most elements.
+constexpr size_t kRankLimit = 64;
+constexpr int64_t kCountLimit = int64_t{1} << 48;
 
 // Roots of a join: averages are over all ranks, or over those that have not joined.
 constexpr int32_t kOverAll = 0, kOverActive = 1;
@@ -63,8 +66,9 @@ struct Request {
     return process_set == 0 ? name : name + '\0' + std::to_string(process_set);
   }
   int64_t bytes() const;
-  // "allreduce (sum) of float32 [8,4]", for messages.
-  std::string Describe() const;
+  // "allreduce (sum) of float32 [8,4]", for messages. Of a large group the first tensors are named,
+  // or those `shown`.
+  std::string Describe(const std::vector<size_t>& shown = {}) const;
 };
 
 // First row of rank r's share when `rows` are scattered over n ranks: the first rows % n get one
@@ -74,12 +78,18 @@ constexpr int64_t FirstRow(int64_t rows, int r, int n) {
   return rows / n * r + (r < more ? r : more);
 }
 
+// Whether a shape is within what a request may say: so many dimensions, and so many elements even
+// where some dimensions are 0.
+bool FitsRequest(const std::vector<int64_t>& shape);
+
 void Encode(const Request& request, Writer* out);
 // Of a list that a peer sent: everything is checked before it is used.
 Result Decode(Reader* in, Request* out);
 
 // Why the requests of all ranks under one name do not fit together; ok when they do. Names every
-// rank's version. `ranks`: which ranks of the world they are.
-Result CheckAgreement(const std::vector<Request>& by_rank, const std::vector<int>& ranks);
+// rank's version. `ranks`: which ranks of the world they are; `absent`: whose is but what stands in
+// for one that has joined, and is not named; empty: none.
+Result CheckAgreement(const std::vector<Request>& by_rank, const std::vector<int>& ranks,
+                      const std::vector<bool>& absent = {});
 
 }  // namespace sparkvod

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <limits>
+#include <new>
 
 namespace sparkvod {
 namespace {
@@ -89,15 +90,19 @@ Request StandInRequest(const Request& asked) {
   return request;
 }
 
-std::shared_ptr<Operation> StandIn(const Request& request, int rank, int size) {
+Result StandIn(const Request& request, int rank, int size, std::shared_ptr<Operation>* out) {
   auto operation = std::make_shared<Operation>(request);
   operation->submitted_ns = NowNs();
   size_t bytes = 0;
   for (const Entry& e : request.entries)
     bytes +=
         static_cast<size_t>(e.count()) * SizeOf(e.dtype) * (Reduces(request.collective) ? 2 : 1);
-  operation->scratch.resize(bytes);
-  char* at = operation->scratch.data();
+  operation->scratch.reset(new (std::nothrow) char[bytes]());
+  if (operation->scratch == nullptr)
+    return Result::Fail(Code::kSystem, "this rank has joined and has no memory of " +
+                                           std::to_string(bytes) + " bytes to take its part in " +
+                                           request.Describe() + " of '" + request.name + "'");
+  char* at = operation->scratch.get();
   for (const Entry& e : request.entries) {
     const auto count = static_cast<size_t>(e.count());
     const size_t own = count * SizeOf(e.dtype);
@@ -113,7 +118,8 @@ std::shared_ptr<Operation> StandIn(const Request& request, int rank, int size) {
     }
     operation->parts.push_back(part);
   }
-  return operation;
+  *out = std::move(operation);
+  return {};
 }
 
 Result CheckAbsent(const std::vector<Request>& by_rank, const std::vector<bool>& absent,
@@ -123,8 +129,12 @@ Result CheckAbsent(const std::vector<Request>& by_rank, const std::vector<bool>&
     return Result::Fail(Code::kMismatch, std::string(NameOf(any.collective)) +
                                              " needs all ranks, but " + Ranks(absent, members) +
                                              " joined; do it before any rank joins");
-  if (any.collective == Collective::kBroadcast &&
-      absent[static_cast<size_t>(members.PlaceOf(any.root))])
+  const int root = members.PlaceOf(any.root);  // as others say it, who may say anything
+  if (any.collective == Collective::kBroadcast && root < 0)
+    return Result::Fail(Code::kMismatch, "broadcast of '" + any.name + "' has root " +
+                                             std::to_string(any.root) + ", which is none of " +
+                                             members.Text());
+  if (any.collective == Collective::kBroadcast && absent[static_cast<size_t>(root)])
     return Result::Fail(Code::kMismatch,
                         "broadcast of '" + any.name + "' has root " + std::to_string(any.root) +
                             ", but " + Ranks(absent, members) +

@@ -14,8 +14,8 @@ namespace sparkvod {
 // rows of what is gathered or exchanged.
 Request StandInRequest(const Request& asked);
 
-// Its operation, with memory of its own.
-std::shared_ptr<Operation> StandIn(const Request& request, int rank, int size);
+// Its operation, with memory of its own, of which there may be too little.
+Result StandIn(const Request& request, int rank, int size, std::shared_ptr<Operation>* out);
 
 // Why a collective of these ranks cannot do without the absent ones; ok when it can. By place.
 Result CheckAbsent(const std::vector<Request>& by_rank, const std::vector<bool>& absent,

@@ -69,6 +69,7 @@ from sparkvod.torch.scatter import (
     reducescatter,
     reducescatter_async,
 )
+from sparkvod.torch.sparse import sparse_allreduce_async
 
 __all__ = [
     "Adasum",
@@ -135,6 +136,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stats",
     "stop_timeline",

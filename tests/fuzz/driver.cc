@@ -1,6 +1,6 @@
 // Drives the fuzz target without libFuzzer: sparkvod_fuzz SECONDS [SEED] mutates good inputs, or
 // sparkvod_fuzz FILE feeds one; --seeds FOLDER writes the good ones. An input that breaks it is
-// left in crash-input.
+// left in crash-input. --planted before them plants a mistake.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -94,6 +94,12 @@ class Mutator {
 int main(int argc, char** argv) {
   if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(Leave);
   std::signal(SIGABRT, OnAbort);
+  sparkvod::fuzz::CheckSeeds();
+  if (argc > 1 && std::strcmp(argv[1], "--planted") == 0) {
+    sparkvod::fuzz::Plant();
+    --argc;
+    ++argv;
+  }
   if (argc == 3 && std::strcmp(argv[1], "--seeds") == 0) {
     int number = 0;
     for (const std::string& input : sparkvod::fuzz::Seeds())

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include "native/base/wire.h"
 #include "native/bootstrap/endpoint.h"
 #include "native/bootstrap/handshake.h"
+#include "native/engine/batch.h"
 #include "native/engine/negotiator.h"
 #include "native/engine/request.h"
 #include "native/transport/tcp/tcp_channel.h"
@@ -22,7 +24,16 @@
 namespace sparkvod::fuzz {
 namespace {
 
-enum Parser : uint8_t { kRequests, kEndpoint, kServer, kClient, kGoodbye, kCycle, kParsers };
+enum Parser : uint8_t {
+  kRequests,
+  kEndpoint,
+  kServer,
+  kClient,
+  kGoodbye,
+  kCycle,
+  kNotices,
+  kParsers
+};
 
 void Check(bool holds, const char* what) {
   if (holds) return;
@@ -36,13 +47,25 @@ std::string Encoded(const Request& request) {
   return out.Take();
 }
 
-void ReadRequests(std::string_view bytes) {
+// What Plant is about: a read past the end, of a request that no seed has.
+bool planted = false;
+
+void BreakWhereItWasPlanted(const Request& request) {
+  if (!planted || request.process_set == 0) return;
+  const std::vector<char> four(4);
+  const volatile char* data = four.data();
+  (void)data[4 + (request.process_set & 7)];
+}
+
+// Returns whether all of the input was taken.
+bool ReadRequests(std::string_view bytes) {
   Reader reader(bytes);
   const size_t count = reader.GetCount(1);
   std::vector<Request> requests;
   for (size_t i = 0; i < count; ++i) {
     Request request;
-    if (!Decode(&reader, &request).ok()) return;
+    if (!Decode(&reader, &request).ok()) return false;
+    BreakWhereItWasPlanted(request);
     // As bytes, because a NaN equals nothing.
     const std::string again = Encoded(request);
     Reader second(again);
@@ -55,14 +78,16 @@ void ReadRequests(std::string_view bytes) {
   std::vector<int> ranks;
   for (size_t r = 0; r < requests.size(); ++r) ranks.push_back(static_cast<int>(r));
   if (!requests.empty()) (void)!CheckAgreement(requests, ranks).ok();
+  return reader.AtEnd();
 }
 
-void ReadEndpoint(std::string_view bytes) {
+bool ReadEndpoint(std::string_view bytes) {
   Endpoint endpoint;
-  if (!Endpoint::Decode(std::string(bytes), 0, &endpoint).ok()) return;
+  if (!Endpoint::Decode(std::string(bytes), 0, &endpoint).ok()) return false;
   Endpoint again;
   Check(Endpoint::Decode(endpoint.Encode(), 0, &again).ok(),
         "an endpoint that cannot be read again");
+  return true;
 }
 
 // Two connected sockets, the bytes already sent into the first's other end, which is then closed.
@@ -114,6 +139,13 @@ class Script : public Channel {
     std::memcpy(data, bytes_.data(), *available);
     return {};
   }
+  // The next bytes, which travel by memory; false when there are not so many.
+  bool Take(char* data, size_t bytes) {
+    if (bytes_.size() < bytes) return false;
+    std::memcpy(data, bytes_.data(), bytes);
+    bytes_.remove_prefix(bytes);
+    return true;
+  }
 
  private:
   std::string_view bytes_;
@@ -126,65 +158,152 @@ class Silent : public Link {
   void Leave(const Departure&) override {}
 };
 
-Request Own(const std::string& name) {
+Request Own(const std::string& name, Collective collective = Collective::kAllreduce) {
   Request request;
   request.name = name;
-  request.entries.push_back({DType::kFloat32, {8, 4}});
+  request.collective = collective;
+  if (HasTensors(collective)) request.entries.push_back({DType::kFloat32, {8, 4}});
+  if (collective == Collective::kAlltoall) request.splits = {5, 3};
+  if (collective == Collective::kAddSet) request.splits = {0, 1};
+  if (collective == Collective::kRemoveSet) request.root = 1;
   return request;
 }
 
-void Negotiate(std::string_view bytes) {
+// What one rank says in each of its cycles.
+using Plan = std::vector<std::vector<Request>>;
+
+// The cycles that a world of two goes through, as both ranks say them: of every collective; with a
+// set that is added, used and removed; with one rank that joins.
+struct Story {
+  Plan own, peer;
+};
+
+std::vector<Story> Stories() {
+  std::vector<Story> stories(4);
+  // The first: what is new, what both have, and what is a bit by then.
+  for (int cycle = 0; cycle < 4; ++cycle) {
+    stories[0].own.push_back({Own("x" + std::to_string(cycle))});
+    stories[0].peer.push_back({Own("x" + std::to_string(cycle)), Own("y" + std::to_string(cycle))});
+  }
+  for (const Collective collective :
+       {Collective::kAllgather, Collective::kBroadcast, Collective::kBarrier,
+        Collective::kReducescatter, Collective::kAlltoall}) {
+    Request own = Own(NameOf(collective), collective), peer = own;
+    if (HasOwnRows(collective)) peer.entries[0].shape[0] = 9;
+    stories[1].own.push_back({own});
+    stories[1].peer.push_back({peer});
+  }
+  Request first = Own("add", Collective::kAddSet), second = first, in_first = Own("x"),
+          in_second = in_first;
+  first.splits = {0};
+  second.splits = {1};
+  in_first.process_set = 1;
+  in_second.process_set = 2;
+  const Request remove = Own("remove", Collective::kRemoveSet);
+  stories[2].own = {{first}, {second}, {in_first, Own("x")}, {remove}, {Own("end")}};
+  stories[2].peer = {{first}, {second}, {in_second, Own("x")}, {remove}, {Own("end")}};
+  stories[3].own = {{Own("join", Collective::kJoin)}, {}, {}, {}, {}};
+  stories[3].peer = {{Own("gathered", Collective::kAllgather)},
+                     {Own("sum"), Own("spread", Collective::kBroadcast)},
+                     {Own("shares", Collective::kReducescatter)},
+                     {Own("all", Collective::kAlltoall)},
+                     {Own("join", Collective::kJoin)}};
+  stories[3].peer[1][1].root = 1;
+  return stories;
+}
+
+// A rank's notice without its cycle and without data: offer, flags, number of words, one word.
+constexpr size_t kNotice = sizeof(uint32_t) + 2 * sizeof(uint16_t) + sizeof(uint64_t);
+
+// Returns whether the whole story was told. `notices`: by ranks that share memory.
+bool Negotiate(std::string_view bytes, bool notices) {
+  if (bytes.empty()) return false;
+  const std::vector<Story> stories = Stories();
+  const Plan& own = stories[static_cast<uint8_t>(bytes[0]) % stories.size()].own;
+  bytes.remove_prefix(1);
   World world;
-  world.topology = MakeTopology(0, {"a", "b"}, {"a", "b"});
+  const std::string other = notices ? "a" : "b";
+  world.topology = MakeTopology(0, {"a", other}, {"a", other});
   Check(Poller::Create(true, &world.idle).ok() && Poller::Create(false, &world.driver).ok(),
         "no pollers");
   Geometry geometry;
   geometry.staging_bytes = kPage;
   geometry.heap_bytes = kPage;
-  Check(Arena::Create(geometry, true, world.idle.bell(), world.driver.bell(), &world.arena).ok(),
-        "no arena");
+  geometry.local_size = notices ? 2 : 1;
   world.peers.resize(2);
-  world.peers[1].channel = std::make_unique<Script>(bytes);
+  for (auto* arena : {&world.arena, &world.peers[1].arena})
+    Check(Arena::Create(geometry, true, world.idle.bell(), world.driver.bell(), arena).ok(),
+          "no arena");
+  if (notices) world.local_arenas = {world.arena.get(), world.peers[1].arena.get()};
+  auto said = std::make_unique<Script>(bytes);
+  Script& script = *said;
+  world.peers[1].channel = std::move(said);
   world.peers[1].link = std::make_unique<Silent>();
   Config config;
   config.log_level = "error";
   config.spin_us = 0;
   config.collective_timeout = 1;
   Communicator comm(&world, config, [] { return Result::Ok(); });
-  Negotiator negotiator(&comm, 4);
-  for (int cycle = 0; cycle < 6; ++cycle) {
-    bool began = false;
-    if (!negotiator.PeerBegan(&began).ok()) return;
-    std::vector<std::shared_ptr<Operation>> fresh;
-    if (cycle % 2 == 0) {
-      fresh.push_back(std::make_shared<Operation>());
-      fresh[0]->request = Own("x" + std::to_string(cycle));
+  // Every second operation is small enough to go with its notice.
+  size_t offered = 0;
+  Negotiator negotiator(&comm, 4, [&](const Operation&, char* room, size_t) {
+    *room = 1;
+    return ++offered % 2 == 0;
+  });
+  uint64_t cycle = 0;
+  for (const std::vector<Request>& requests : own) {
+    ++cycle;
+    if (notices) {
+      char* const notice = world.peers[1].arena->notice(static_cast<int>(cycle & 1));
+      if (!script.Take(notice + sizeof cycle, kNotice)) return false;
+      reinterpret_cast<std::atomic<uint64_t>*>(notice)->store(cycle);
     }
+    bool began = false;
+    if (!negotiator.PeerBegan(&began).ok()) return false;
+    std::vector<std::shared_ptr<Operation>> fresh;
+    for (const Request& request : requests) fresh.push_back(std::make_shared<Operation>(request));
     Negotiator::Outcome outcome;
-    if (!negotiator.Cycle(std::move(fresh), false, &outcome).ok()) return;
+    if (!negotiator.Cycle(&fresh, false, &outcome).ok()) return false;
+    for (const Agreed& agreed : outcome.agreed)
+      Check(agreed.operation != nullptr, "an agreement on nothing");
+    for (const Batch& batch : PlanBatches(outcome.agreed, 1 << 20))
+      for (const Batch::Piece& piece : batch.pieces)
+        Check(piece.agreed < outcome.agreed.size(), "a plan beyond what was agreed on");
     (void)negotiator.Missing(NowNs(), false, 0);
     (void)negotiator.Awaited();
   }
+  return true;
 }
 
-std::string Cycles() {
-  std::string bytes;
-  for (uint64_t cycle = 1; cycle <= 4; ++cycle) {
-    // The header of a round, as dissemination.cc has it: magic, kind, round, flags, cycle.
+// The peer's side of a story, as it travels.
+std::string Told(uint8_t number, bool notices) {
+  const Plan plan = Stories()[number].peer;
+  std::string bytes(1, static_cast<char>(number));
+  bool cached = false;  // whether there is a word of cache bits by then
+  uint64_t cycle = 0;
+  for (const std::vector<Request>& requests : plan) {
+    // The header of a round, as dissemination.cc has it: magic, kind, round, flags, cycle. Or a
+    // notice.
     Writer header;
-    header.Put<uint32_t>(0x63797631);
-    header.Put<uint8_t>(2);
-    header.Put<uint8_t>(0);
-    header.Put<uint16_t>(cycle == 4 ? 0 : 2);
-    header.Put<uint64_t>(cycle);
-    // From the second cycle on one word of cache bits: none of ours is agreed on anew.
-    if (cycle > 1) header.Put<uint64_t>(0);
+    header.Put<uint32_t>(notices ? 0 : 0x63797631);
+    if (notices) {
+      header.Put<uint16_t>(2);
+      header.Put<uint16_t>(cached ? 1 : 0);
+      header.Put<uint64_t>(0);
+    } else {
+      header.Put<uint8_t>(2);
+      header.Put<uint8_t>(0);
+      header.Put<uint16_t>(2);
+      header.Put<uint64_t>(++cycle);
+      // None of what is cached is agreed on anew.
+      if (cached) header.Put<uint64_t>(0);
+    }
     bytes += header.bytes();
-    if (cycle == 4) break;
+    for (const Request& request : requests)
+      cached = cached || request.collective < Collective::kJoin;
     Writer list;
-    list.Put<uint32_t>(2);
-    Encode(Own("x" + std::to_string(cycle - 1)), &list);
-    Encode(Own("y" + std::to_string(cycle)), &list);
+    list.Put<uint32_t>(static_cast<uint32_t>(requests.size()));
+    for (const Request& request : requests) Encode(request, &list);
     Writer blob;
     blob.PutString(list.bytes());
     Writer length;
@@ -204,10 +323,9 @@ std::vector<std::string> Seeds() {
   Writer list;
   list.Put<uint32_t>(kCollectiveCount);
   for (int c = 0; c < kCollectiveCount; ++c) {
-    Request request = Own("layer." + std::to_string(c));
-    request.collective = static_cast<Collective>(c);
-    request.entries.push_back({DType::kBFloat16, {1, 2, 3}, 4096});
-    request.splits = {5, 3};
+    const auto collective = static_cast<Collective>(c);
+    Request request = Own("layer." + std::to_string(c), collective);
+    if (IsFused(collective)) request.entries.push_back({DType::kBFloat16, {1, 2, 3}, 4096});
     request.prescale = 0.5;
     Encode(request, &list);
   }
@@ -227,9 +345,35 @@ std::vector<std::string> Seeds() {
   goodbye.Put<uint8_t>(3);
   goodbye.PutString("rank 1 raised KeyError");
   add(kGoodbye, goodbye.bytes());
-  add(kCycle, Cycles());
+  for (uint8_t number = 0; number < Stories().size(); ++number) {
+    add(kCycle, Told(number, false));
+    add(kNotices, Told(number, true));
+  }
   return seeds;
 }
+
+void CheckSeeds() {
+  for (const std::string& seed : Seeds()) {
+    const std::string_view bytes = std::string_view(seed).substr(1);
+    switch (seed[0]) {
+      case kRequests:
+        Check(ReadRequests(bytes), "a seed of requests that are not taken");
+        break;
+      case kEndpoint:
+        Check(ReadEndpoint(bytes), "a seed of an endpoint that is not taken");
+        break;
+      case kCycle:
+      case kNotices:
+        Check(Negotiate(bytes, seed[0] == kNotices),
+              ("a story that is not told: " + std::to_string(seed[1])).c_str());
+        break;
+      default:
+        break;  // of the handshakes' secrets nobody knows any
+    }
+  }
+}
+
+void Plant() { planted = true; }
 
 }  // namespace sparkvod::fuzz
 
@@ -254,7 +398,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       HearGoodbye(bytes);
       break;
     default:
-      Negotiate(bytes);
+      Negotiate(bytes, data[0] % kParsers == kNotices);
   }
   return 0;
 }

@@ -14,4 +14,11 @@ namespace sparkvod::fuzz {
 // Good inputs for every parser, which mutations spoil.
 std::vector<std::string> Seeds();
 
+// Aborts where a parser refuses what is to be a good input, so that the parser's depths stay in
+// reach.
+void CheckSeeds();
+
+// Plants a mistake, to see that it is found.
+void Plant();
+
 }  // namespace sparkvod::fuzz

@@ -81,11 +81,12 @@ bool ArenaLink::Left(Departure* how) {
   if (!socket_.valid()) return false;
   char byte;
   const ssize_t n = ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK);
-  if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return false;
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return false;
   // Closed: it may have told why between the two looks.
   if (header.left.load() != 0) return Left(how);
   *how = Departure{};
-  how->cause = "its process ended";
+  // A byte would hide the end behind it, and keep the poller awake for ever.
+  how->cause = n > 0 ? "it sent bytes where a rank sends none" : "its process ended";
   return true;
 }
 

@@ -94,6 +94,15 @@ TEST(MistakesOfTheCallerAreRefusedAtOnce) {
     Request scalar = AllreduceOf("s", DType::kFloat32, {});
     scalar.collective = Collective::kAllgather;
     EXPECT(engine.Submit(scalar, {{data, nullptr, 1}}, true, &second).code() == Code::kInvalid);
+    // What the others would take for damage, and the world with it.
+    for (const std::vector<int64_t>& shape :
+         {std::vector<int64_t>{0, int64_t{1} << 50}, std::vector<int64_t>(65, 1)}) {
+      Request far_too_large = AllreduceOf("l", DType::kFloat32, shape);
+      far_too_large.collective = Collective::kAllgather;
+      const Result refused = engine.Submit(far_too_large, {{data, nullptr, 0}}, true, &second);
+      EXPECT(refused.code() == Code::kInvalid);
+      EXPECT_CONTAINS(refused.Report(), "'l' is allgather of float32 [");
+    }
     EXPECT(engine.Wait(12345).code() == Code::kInvalid);
     engine.Release(12345);
     std::string endpoint;
@@ -238,11 +247,21 @@ TEST(ARankThatIsKilledInACollectiveIsNamed) {
             const Request request = AllreduceOf("grad", DType::kFloat32, {3000000});
             Result result;
             const Deadline deadline = Deadline::After(20);
-            while (result.ok() && !deadline.Passed()) {
-              int64_t handle = 0;
+            for (int turn = 0; result.ok() && !deadline.Passed(); ++turn) {
+              // What is agreed on by a bit, beside something new in the same cycle: neither is
+              // lost.
+              float small = 1;
+              const std::string name = "new" + std::to_string(turn);
+              const Request other = AllreduceOf(name, DType::kFloat32, {1});
+              int64_t handle = 0, also = 0;
+              result = engine.Submit(other, {{&small, &small, 1}}, false, &also);
+              if (!result.ok()) break;
               result =
                   engine.Submit(request, {{data.data(), data.data(), data.size()}}, false, &handle);
               if (result.ok()) result = End(engine, handle);
+              const Result second = End(engine, also);
+              if (result.ok()) result = second;
+              EXPECT(second.ok() || second.code() == Code::kPeerLost);
             }
             if (killer.joinable()) killer.join();
             EXPECT(result.code() == Code::kPeerLost);

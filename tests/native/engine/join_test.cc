@@ -58,6 +58,21 @@ void Step(Engine& engine, int first, int64_t count, int32_t over) {
   expect(ReduceOp::kMin, 2, 2 * static_cast<float>(first + 1));
   expect(ReduceOp::kMax, -1, -static_cast<float>(first + 1));
   if (size <= 8) expect(ReduceOp::kProduct, 1, product);
+  std::vector<float> same(n, 2.0f);  // Adasum of equal vectors is that vector
+  EXPECT_EQ(Run(engine, AllreduceOf("adasum" + suffix, DType::kFloat32, {count}, ReduceOp::kAdasum),
+                {{same.data(), same.data(), n}})
+                .Report(),
+            "ok");
+  if (n > 0) EXPECT(std::abs(same[n - 1] - 2) < 1e-5f);
+  Request group = AllreduceOf("group" + suffix, DType::kFloat32, {count});
+  group.entries.push_back({DType::kInt64, {3}});
+  std::vector<float> floats(n, mine);
+  std::vector<int64_t> whole(3, rank + 1);
+  EXPECT_EQ(Run(engine, group, {{floats.data(), floats.data(), n}, {whole.data(), whole.data(), 3}})
+                .Report(),
+            "ok");
+  EXPECT(floats == std::vector<float>(n, sum));
+  EXPECT_EQ(whole[2], static_cast<int64_t>(sum));
   std::shared_ptr<Memory> memory;  // in engine memory, where not all have it
   EXPECT(engine.Allocate(n * sizeof(float) + 1, &memory).ok());
   auto* engine_data = reinterpret_cast<float*>(memory->data());
@@ -81,6 +96,12 @@ void Step(Engine& engine, int first, int64_t count, int32_t over) {
       RequestOf("scatter" + suffix, Collective::kReducescatter, DType::kFloat32, {count});
   EXPECT_EQ(Run(engine, scatter, {{data.data(), out.data(), n}}).Report(), "ok");
   EXPECT(out == std::vector<float>(own, sum));
+  Request mean = scatter;
+  mean.name = "mean" + suffix;
+  mean.op = ReduceOp::kAverage;
+  EXPECT_EQ(Run(engine, mean, {{data.data(), out.data(), n}}).Report(), "ok");
+  const float divisor = over == kOverActive ? active : static_cast<float>(size);
+  if (own > 0) EXPECT(std::abs(out[0] - sum / divisor) < 1e-5f * sum);
 
   Request spread = RequestOf("spread" + suffix, Collective::kBroadcast, DType::kFloat32, {count});
   spread.root = size - 1;
@@ -109,8 +130,9 @@ TEST(JoinedRanksContributeTheNeutralElement) {
   for (const Kind& kind : Kinds())
     for (int size : Full() ? std::vector<int>{1, 2, 3, 5, 8} : std::vector<int>{1, 2, 3})
       RunWorld(kind, size, [](Engine& engine, int) {
-        for (int64_t count : {5, 30000})
-          for (int32_t over : {kOverAll, kOverActive}) JoinInTurn(engine, over, count);
+        for (int64_t count : {0, 5, 30000})
+          for (int32_t over : {kOverAll, kOverActive})
+            if (count > 0 || over == kOverAll) JoinInTurn(engine, over, count);
         Step(engine, 0, 5, kOverAll);  // as if nobody had ever joined
       });
 }
@@ -210,6 +232,16 @@ TEST(JoinedRanksAreNamedWhereTheyAreNeeded) {
                   .Report(),
               "ok");
         }
+        // Who has joined has sent nothing, so that a disagreement is of the others alone.
+        const int64_t rows = rank == 0 ? 9 : 8;
+        const Result odd = Run(engine, AllreduceOf("odd", DType::kFloat32, {rows}),
+                               {{data.data(), data.data(), static_cast<size_t>(rows)}});
+        EXPECT_CONTAINS(odd.Report(), "rank 0 sent allreduce (sum) of float32 [9], rank 2 sent");
+        Request add;
+        add.name = "sparkvod.add_process_set";
+        add.collective = Collective::kAddSet;
+        add.splits = {0, 2};
+        EXPECT_CONTAINS(Run(engine, add, {}).Report(), "needs all ranks, but rank 1 has joined");
       }
       int last = 0;
       const Result joined = Join(engine, rank == 0 ? kOverActive : kOverAll, &last);

@@ -48,6 +48,32 @@ TEST(RequestsComeBackAsTheyWere) {
             "after");
 }
 
+// Of a large group those tensors are named in which the ranks differ.
+TEST(DisagreementsSayWhereTheyAre) {
+  Request one;
+  one.name = "group";
+  for (int64_t i = 0; i < 300; ++i) one.entries.push_back({DType::kFloat32, {i}, -1});
+  std::vector<Request> by_rank(3, one);
+  by_rank[2].entries[7].shape = {8};
+  by_rank[2].entries[299].dtype = DType::kInt32;
+  EXPECT_EQ(CheckAgreement(by_rank, {0, 4, 7}).Report(),
+            "the ranks disagree about 'group': ranks 0,4 sent allreduce (sum) of tensor 7 float32 "
+            "[7], tensor 299 float32 [299], ... 300 tensors in all, rank 7 sent allreduce (sum) of "
+            "tensor 7 float32 [8], tensor 299 int32 [299], ... 300 tensors in all; every rank must "
+            "submit the same under one name");
+  by_rank[2] = one;
+  by_rank[2].entries.pop_back();
+  EXPECT_CONTAINS(CheckAgreement(by_rank, {0, 1, 2}).Report(), "299 tensors in all;");
+  by_rank[2] = one;
+  by_rank[1].prescale = 0.1;
+  by_rank[2].prescale = 0.1 + 1e-15;
+  const std::string scaled = CheckAgreement(by_rank, {0, 1, 2}, {true, false, false}).Report();
+  EXPECT_CONTAINS(scaled, "rank 1 sent allreduce (sum) of float32 [0]");
+  EXPECT_CONTAINS(scaled, "scaled by 0.1 before and 1 after");
+  EXPECT_CONTAINS(scaled, "scaled by 0.100000000000001 before");
+  EXPECT(scaled.find("rank 0") == std::string::npos);
+}
+
 TEST(RequestsCutShortAreRefused) {
   const std::string bytes = Encoded(Sample());
   for (size_t n = 0; n < bytes.size(); ++n) {
