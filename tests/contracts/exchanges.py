@@ -132,6 +132,22 @@ def check_gradients_of_exchanges(front: Any) -> None:
     np.testing.assert_allclose(grad, np.full((rank + 1, 2), (n + 1) / 2), rtol=1e-6)
 
 
+def _check_the_rest(front: Any, mine: Any, left: np.ndarray, divisor: int, step: int) -> None:
+    """Averages of every kind, groups, Adasum, factors and nothing at all, with the ranks that are left."""
+    hvd, rank, n, mean = front.hvd, front.hvd.rank(), front.hvd.size(), left.sum() / divisor
+    share = np.full(len(np.array_split(np.arange(4), n)[rank]), mean)
+    np.testing.assert_allclose(front.values(hvd.reducescatter(mine)), share, rtol=1e-6)
+    reduced = [*hvd.grouped_allreduce([mine, mine]), *hvd.grouped_reducescatter([mine, mine])]
+    for each, size in zip(reduced, (4, 4, len(share), len(share)), strict=True):
+        np.testing.assert_allclose(front.values(each), np.full(size, mean), rtol=1e-6)
+    whole = front.tensor([-7, 7], "int64")
+    np.testing.assert_array_equal(front.values(hvd.allreduce(whole)), np.trunc(np.array([-7, 7]) * len(left) / divisor))
+    same = front.tensor([1.0, 2.0], "float32")
+    np.testing.assert_allclose(front.values(hvd.allreduce(same, op=hvd.Adasum)), [1.0, 2.0], rtol=1e-6)
+    assert front.values(hvd.allreduce(mine, op=hvd.Max, prescale_factor=-1.0))[0] == -(step + 1)
+    assert front.values(hvd.allreduce(front.tensor(np.zeros(0), "float32"))).shape == (0,)
+
+
 def check_join(front: Any) -> None:
     hvd = front.hvd
     rank, n = hvd.rank(), hvd.size()
@@ -147,6 +163,8 @@ def check_join(front: Any) -> None:
             np.testing.assert_array_equal(front.values(hvd.allgather(mine)), np.repeat(left, 4))
             assert len(front.values(hvd.grouped_allgather([mine, mine])[1])) == 4 * len(left)
             assert (front.values(hvd.reducescatter(mine, op=hvd.Sum)) == left.sum()).all()
+            if front.handles:
+                _check_the_rest(front, mine, left, divisor, step)
             assert front.values(hvd.broadcast(mine, n - 1))[0] == n
             received, _ = hvd.alltoall(mine, [0] * step + [1] * (n - step) if n - step <= 4 else [0] * n)
             np.testing.assert_array_equal(front.values(received), left)
@@ -183,6 +201,19 @@ def _check_started(front: Any, members: Any, mine: Any, theirs: np.ndarray) -> N
         np.testing.assert_array_equal(front.values(scattered), rows)
 
 
+# Calls that a rank may not make in a set that it is none of.
+REFUSED = (
+    lambda hvd, mine, of: hvd.grouped_allreduce([mine], process_set=of),
+    lambda hvd, mine, of: hvd.allgather(mine, process_set=of),
+    lambda hvd, mine, of: hvd.grouped_allgather([mine], process_set=of),
+    lambda hvd, mine, of: hvd.broadcast(mine, 0, process_set=of),
+    lambda hvd, mine, of: hvd.reducescatter(mine, process_set=of),
+    lambda hvd, mine, of: hvd.grouped_reducescatter([mine], process_set=of),
+    lambda hvd, mine, of: hvd.alltoall(mine, process_set=of),
+    lambda hvd, mine, of: hvd.barrier(process_set=of),
+)
+
+
 def check_process_sets(front: Any) -> None:
     hvd = front.hvd
     rank, n = hvd.rank(), hvd.size()
@@ -198,6 +229,9 @@ def check_process_sets(front: Any) -> None:
     for _ in range(2):
         for members, handle in zip(sets, handles, strict=True):
             if not members.included():
+                for refused in REFUSED if front.handles else ():
+                    with pytest.raises(ValueError, match=r"of which this rank is none|root_rank=0|only its own ranks"):
+                        refused(hvd, mine, members)
                 with pytest.raises(ValueError, match="of which this rank is none"):
                     hvd.allreduce(mine, process_set=members)
                 continue

@@ -13,6 +13,9 @@ A front end joins with a subclass of :class:`FrontEnd` and
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import signal
 import warnings
 import zlib
 from abc import ABC, abstractmethod
@@ -195,12 +198,103 @@ def check_large_allreduce(front: FrontEnd) -> None:
 def check_scale_factors(front: FrontEnd) -> None:
     hvd = front.hvd
     n = hvd.size()
-    for dtype in ("float32", "float64", "bfloat16"):
-        tensor = front.tensor([2.0, 4.0], dtype)
-        scaled = hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
-        np.testing.assert_allclose(front.values(scaled), [4.0 * n, 8.0 * n])
-        averaged = hvd.allreduce(tensor, prescale_factor=2.0)
-        np.testing.assert_allclose(front.values(averaged), [4.0, 8.0])
+    # Where each shape and dtype costs a trace of its own, a few of them.
+    for dtype in REDUCED if front.handles else ("float32", "float64", "bfloat16"):
+        # None, through one message, and through the staging areas.
+        for count in (0, 2, 30_000) if front.handles else (2,):
+            values = np.resize([2.0, 4.0], count)
+            tensor = front.tensor(values, dtype)
+            for op, expected in ((hvd.Sum, n * values), (hvd.Average, values), (hvd.Min, values), (hvd.Max, values)):
+                scaled = hvd.allreduce(tensor, op=op, prescale_factor=0.5, postscale_factor=4.0)
+                np.testing.assert_array_equal(front.values(scaled), 2 * expected)
+                assert front.dtype(scaled) == dtype
+            if not front.handles:
+                continue
+            _, second = hvd.grouped_allreduce([tensor, tensor], op=hvd.Product, prescale_factor=0.5)
+            np.testing.assert_array_equal(front.values(second), (values / 2) ** n)
+            shares = hvd.reducescatter(tensor, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5)
+            np.testing.assert_array_equal(front.values(shares), n * exchanges.share(values, hvd.rank(), n))
+        if "int" in dtype:  # in float64, and then towards zero, before and after
+            odd = front.tensor([3], dtype)
+            assert front.values(hvd.allreduce(odd, op=hvd.Sum, prescale_factor=0.5))[0] == n
+            assert front.values(hvd.allreduce(odd, op=hvd.Sum, postscale_factor=0.5))[0] == 3 * n // 2
+        else:
+            averaged = hvd.allreduce(front.tensor([2.0, 4.0], dtype), prescale_factor=2.0)
+            np.testing.assert_allclose(front.values(averaged), [4.0, 8.0])
+
+
+def check_nothing(front: FrontEnd) -> None:
+    """Tensors without elements go through every collective."""
+    if not front.handles:  # would trace each of them; check_allreduce and its like have some
+        return
+    hvd = front.hvd
+    n = hvd.size()
+    for dtype in ("float32", "bfloat16", "int64"):
+        for shape in ((0,), (0, 3), (2 * n, 0)):
+            empty = front.tensor(np.zeros(shape), dtype)
+            for op in (hvd.Sum, hvd.Average, hvd.Min, hvd.Product, *([hvd.Adasum] if "float" in dtype else [])):
+                assert front.values(hvd.allreduce(empty, op=op)).shape == shape
+            rows = (0 if shape[0] == 0 else n * shape[0], *shape[1:])
+            share = (shape[0] // n, *shape[1:])
+            one = front.tensor([1.0], dtype)
+            first, second, third = hvd.grouped_allreduce([empty, one, empty], op=hvd.Sum)
+            assert [front.values(first).shape, front.values(third).shape] == [shape, shape]
+            assert front.values(second)[0] == n
+            assert front.values(hvd.allgather(empty)).shape == rows
+            assert [front.values(each).shape for each in hvd.grouped_allgather([empty, empty])] == [rows, rows]
+            assert front.values(hvd.broadcast(empty, n - 1)).shape == shape
+            assert front.values(hvd.reducescatter(empty, op=hvd.Sum)).shape == share
+            first, second = hvd.grouped_reducescatter([empty, front.tensor(np.ones(n), dtype)], op=hvd.Sum)
+            assert front.values(first).shape == share
+            np.testing.assert_array_equal(front.values(second), [n])
+            assert front.values(hvd.alltoall(empty)).shape == shape
+            assert front.values(hvd.alltoall(empty, [0] * n)[0]).shape == (0, *shape[1:])
+
+
+def check_fork(front: FrontEnd) -> None:
+    """A process that is forked from a rank may read the ranks, and is told why it may do no more."""
+    if not front.handles:  # runs in threads of the framework, which a forked process does not have
+        return
+    hvd = front.hvd
+    tensor = front.tensor([1.0], "float32")
+    calls: dict[str, Callable[[], Any]] = {
+        "allreduce": lambda: hvd.allreduce(tensor),
+        "grouped_allreduce": lambda: hvd.grouped_allreduce([tensor]),
+        "allgather": lambda: hvd.allgather(tensor),
+        "broadcast": lambda: hvd.broadcast(tensor, 0),
+        "alltoall": lambda: hvd.alltoall(tensor, [1] + [0] * (hvd.size() - 1)),
+        "reducescatter": lambda: hvd.reducescatter(tensor),
+        "broadcast_object": lambda: hvd.broadcast_object(1),
+        "add_process_set": lambda: hvd.add_process_set([0]),
+        "barrier": hvd.barrier,
+        "join": hvd.join,
+        "stats": hvd.stats,
+    }
+    hvd.allreduce(tensor)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # the frameworks' own threads are not there, so that it might wait for one for ever
+        said = {"rank": str(hvd.rank())}
+        for name, call in calls.items():
+            try:
+                call()
+                said[name] = "nothing"
+            except BaseException as error:
+                said[name] = f"{type(error).__name__}: {error}"
+        os.write(writer, json.dumps(said).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    said = json.loads(text or "{}")
+    assert said.pop("rank", None) == str(hvd.rank())
+    assert list(said) == list(calls)
+    for name, words in said.items():
+        assert words.startswith("NotInitializedError"), (name, words)
+        assert "forked from a rank" in words, (name, words)
+    assert front.values(hvd.allreduce(tensor, op=hvd.Sum))[0] == hvd.size()
 
 
 def check_in_place(front: FrontEnd) -> None:
@@ -447,6 +541,8 @@ CHECKS = [
     check_integer_average_truncates,
     check_large_allreduce,
     check_scale_factors,
+    check_nothing,
+    check_fork,
     check_in_place,
     check_strided,
     check_async,
