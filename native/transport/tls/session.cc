@@ -165,7 +165,7 @@ std::string TlsSession::Version() { return Tls().OpenSSL_version(0); }
 Result TlsSession::Create(int socket, bool server, const std::string& key,
                           std::unique_ptr<TlsSession>* out, uint64_t records_per_key) {
   SPARKVOD_TRY(Prepare());
-  std::unique_ptr<TlsSession> session(new TlsSession(socket, key, records_per_key));
+  std::unique_ptr<TlsSession> session(new TlsSession(socket, server, key, records_per_key));
   session->ssl_ = Tls().SSL_new(TheLibrary().context);
   openssl::Bio* const bio = session->ssl_ != nullptr ? Tls().BIO_new(TheLibrary().socket) : nullptr;
   if (bio == nullptr)
@@ -208,6 +208,20 @@ Result TlsSession::Handshake(bool* done) {
   if (result != 1 || unsent()) return {};
   if (Tls().SSL_session_reused(ssl_) != 1)
     return Result::Fail(Code::kPeerLost, "the other end did not use this connection's key");
+  // The client's last word ends the handshake, but only the server knows that it came in time. It
+  // says so; else a client would take a connection for made that the server has given up.
+  if (server_ && !said_done_) {
+    said_done_ = true;
+    SPARKVOD_TRY(Encrypt("", 1));
+    SPARKVOD_TRY(Flush());
+    if (unsent()) return {};
+  }
+  if (!server_) {
+    char word;
+    size_t n = 0;
+    SPARKVOD_TRY(Read(&word, 1, &n));
+    if (n == 0) return {};
+  }
   // From here on; before, nothing may be read beyond the handshake, as nobody would look there.
   Tls().SSL_set_read_ahead(ssl_, 1);
   key_.clear();

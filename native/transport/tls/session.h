@@ -52,8 +52,8 @@ class TlsSession {
   bool closed() const { return closed_; }
 
  private:
-  TlsSession(int socket, std::string key, uint64_t records_per_key)
-      : socket_(socket), key_(std::move(key)), records_per_key_(records_per_key) {}
+  TlsSession(int socket, bool server, std::string key, uint64_t records_per_key)
+      : socket_(socket), server_(server), key_(std::move(key)), records_per_key_(records_per_key) {}
   struct Callbacks;
   friend struct Callbacks;
 
@@ -65,6 +65,8 @@ class TlsSession {
   Result Judge(int result);
 
   int socket_;
+  bool server_;
+  bool said_done_ = false;  // the server, to the client
   std::string key_;
   openssl::Ssl* ssl_ = nullptr;
   uint64_t records_per_key_;
