@@ -102,6 +102,23 @@ KNOBS: dict[str, Knob] = {
             True,
             minimum=0,
         ),
+        Knob(
+            "linger_us",
+            0,
+            "microseconds that the background thread waits for more tensors to fuse, after a cycle that agreed on less "
+            "than 1 MiB; a caller that waits for a result ends it",
+            True,
+            minimum=0,
+            maximum=10**6,
+        ),
+        Knob(
+            "one_shot_bytes",
+            32 << 10,
+            "bytes up to which each of the ranks that share memory sums everything itself, with one synchronisation",
+            True,
+            minimum=0,
+            maximum=128 << 10,
+        ),
         Knob("cache_capacity", 1024, "entries of the response cache; 0: none", True, minimum=0),
         Knob(
             "spin_us",
@@ -162,6 +179,23 @@ KNOBS: dict[str, Knob] = {
             True,
             minimum=0.01,
             maximum=10**5,
+        ),
+        Knob("autotune", False, "whether rank 0 tunes the engine in the first steps, docs/tuning.md"),
+        Knob("autotune_log", "", "file in which rank 0 writes what it tried, as CSV; empty: none"),
+        Knob("autotune_warmup_samples", 3, "samples that it leaves out before the first", minimum=0),
+        Knob("autotune_steps_per_sample", 10, "steps of the training that are one sample", minimum=1),
+        Knob(
+            "autotune_bayes_opt_max_samples",
+            20,
+            "sets of values that it tries at most; the score of each is the median of five samples",
+            minimum=1,
+        ),
+        Knob(
+            "autotune_gaussian_process_noise",
+            0.8,
+            "standard deviation that a score's noise is taken to have, where that of all scores is 1",
+            minimum=0,
+            maximum=1,
         ),
         Knob("bucket_bytes", 25 << 20, "bytes of gradients at which DistributedOptimizer closes a bucket", minimum=1),
         Knob(
@@ -235,6 +269,11 @@ def get(name: str, env: Mapping[str, str] | None = None) -> Any:
     knob = KNOBS[name]
     text = (os.environ if env is None else env).get(knob.variable, "")
     return knob.default if text == "" else _parse(knob, text)
+
+
+def is_set(name: str) -> bool:
+    """Returns whether the environment says something about a knob."""
+    return os.environ.get(KNOBS[name].variable, "") != ""
 
 
 def engine_config(**overrides: Any) -> dict[str, Any]:

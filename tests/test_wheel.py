@@ -20,7 +20,7 @@ SOURCES = (
     *("sparkvod", "native", "tests", "setup.py", "pyproject.toml", "CMakeLists.txt", "MANIFEST.in"),
     *("README.md", "CHANGELOG.md", "LICENSE"),
 )
-EXTRAS = {"torch", "tensorflow", "keras", "mxnet", "lightning", "spark", "petastorm", "dev"}
+EXTRAS = {"autotune", "torch", "tensorflow", "keras", "mxnet", "lightning", "spark", "petastorm", "dev"}
 
 # Sums in engine memory, so that neither numpy nor a framework is needed.
 JOB = """

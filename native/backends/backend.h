@@ -13,6 +13,7 @@
 #include "native/base/config.h"
 #include "native/base/dtype.h"
 #include "native/base/result.h"
+#include "native/base/tunables.h"
 #include "native/collectives/communicator.h"
 #include "native/collectives/direct.h"
 
@@ -28,8 +29,9 @@ enum class Collective : uint8_t {
   kJoin,
   kAddSet,
   kRemoveSet,
+  kTune,
 };
-constexpr int kCollectiveCount = 9;
+constexpr int kCollectiveCount = 10;
 const char* NameOf(Collective collective);
 // Whether it is about tensors.
 constexpr bool HasTensors(Collective collective) {
@@ -106,6 +108,8 @@ class Backend {
                            Carrier* carrier) = 0;
   virtual Result Reducescatter(const ReducescatterCall& call, Carrier* carrier) = 0;
   virtual Result Alltoall(const AlltoallCall& call, Carrier* carrier) = 0;
+  // What it does from now on, at the same call on every rank.
+  virtual void Tune(const Tunables& tunables) = 0;
 };
 
 // Makes the backend of that name; an unknown name yields an error that lists the valid ones.

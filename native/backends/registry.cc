@@ -17,8 +17,8 @@ constexpr Entry kBackends[] = {
 
 const char* NameOf(Collective collective) {
   constexpr const char* kNames[kCollectiveCount] = {
-      "allreduce", "allgather", "broadcast",       "barrier",           "reducescatter",
-      "alltoall",  "join",      "add_process_set", "remove_process_set"};
+      "allreduce", "allgather",       "broadcast",          "barrier", "reducescatter", "alltoall",
+      "join",      "add_process_set", "remove_process_set", "tune"};
   return kNames[static_cast<int>(collective)];
 }
 

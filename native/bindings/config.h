@@ -26,6 +26,8 @@ inline Config ConfigFrom(const pybind11::dict& dict) {
   take("collective_timeout", &config.collective_timeout);
   take("stall_check_time_seconds", &config.stall_check_time_seconds);
   take("fusion_threshold", &config.fusion_threshold);
+  take("linger_us", &config.linger_us);
+  take("one_shot_bytes", &config.one_shot_bytes);
   take("cache_capacity", &config.cache_capacity);
   take("spin_us", &config.spin_us);
   take("staging_bytes", &config.staging_bytes);

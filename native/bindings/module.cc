@@ -12,6 +12,7 @@
 #include "native/bindings/config.h"
 #include "native/bindings/current.h"
 #include "native/bindings/errors.h"
+#include "native/bindings/tunables.h"
 #include "native/engine/engine.h"
 #include "native/kernels/reduce.h"
 
@@ -144,6 +145,11 @@ std::vector<Output> OutputsOf(Engine& engine, int64_t handle) {
   return operation->outputs;
 }
 
+Executor& ExecutorOf(Engine& engine) {
+  if (!engine.connected()) throw py::value_error("this needs an engine that has connected");
+  return engine.executor();
+}
+
 py::dict StatsDict(Engine& engine) {
   const Stats stats = engine.GetStats();
   py::dict collectives;
@@ -165,7 +171,9 @@ py::dict StatsDict(Engine& engine) {
                   py::arg("cycles") = stats.cycles, py::arg("cache_hits") = stats.cache_hits,
                   py::arg("cache_misses") = stats.cache_misses, py::arg("sleeps") = stats.sleeps,
                   py::arg("idle_wakes") = stats.idle_wakes,
-                  py::arg("kernels") = NameOf(BestKernels().isa));
+                  py::arg("kernels") = NameOf(BestKernels().isa),
+                  py::arg("tunables") =
+                      engine.connected() ? DictFrom(engine.executor().tunables()) : py::dict());
 }
 
 std::unique_ptr<Engine> MakeEngine(const py::dict& config) {
@@ -339,6 +347,45 @@ PYBIND11_MODULE(_native, m) {
             return Submit(self, std::move(request), {}, wake);
           },
           py::arg("process_set"), py::arg("wake") = true)
+      .def(
+          "tune",
+          [](Engine& self, const py::dict& values, bool alone, bool wake) {
+            const int root = alone ? self.topology().rank : kByAll;
+            Request request = Named("sparkvod.tune" + (alone ? "." + std::to_string(root) : ""),
+                                    Collective::kTune);
+            request.root = root;
+            request.splits = Pack(TunablesFrom(values, ExecutorOf(self).tunables()));
+            return Submit(self, std::move(request), {}, wake);
+          },
+          py::arg("values"), py::arg("alone") = false, py::arg("wake") = true)
+      .def("tunables", [](Engine& self) { return DictFrom(ExecutorOf(self).tunables()); })
+      .def("tunable_limits",
+           [](Engine& self) {
+             py::dict limits;
+             for (const Tunable& t : ExecutorOf(self).in_effect())
+               limits[KnobOf(t)] = py::make_tuple(ToPython(t, t.least), ToPython(t, t.most));
+             return limits;
+           })
+      .def(
+          "start_meter",
+          [](Engine& self, int64_t steps) {
+            if (steps < 1) throw py::value_error("a sample needs at least one step");
+            ExecutorOf(self).meter().Start(steps);
+          },
+          py::arg("steps"))
+      .def("stop_meter", [](Engine& self) { ExecutorOf(self).meter().Start(0); })
+      .def(
+          "next_sample",
+          [](Engine& self, double timeout) -> std::optional<std::tuple<uint64_t, double>> {
+            Meter& meter = ExecutorOf(self).meter();
+            Sample sample;
+            {
+              const py::gil_scoped_release release;
+              if (!meter.Next(timeout, &sample)) return std::nullopt;
+            }
+            return std::make_tuple(sample.bytes, static_cast<double>(sample.ns) * 1e-9);
+          },
+          py::arg("timeout"))
       .def(
           "poll",
           [](Engine& self, int64_t handle) {

@@ -64,6 +64,7 @@ Result CheckAgreement(int rank, const std::vector<Endpoint>& endpoints) {
       std::string own, other;
     } shared[] = {{"SPARKVOD_STAGING_BYTES", Text(a.staging_bytes), Text(b.staging_bytes)},
                   {"SPARKVOD_FUSION_THRESHOLD", Text(a.fusion_threshold), Text(b.fusion_threshold)},
+                  {"SPARKVOD_ONE_SHOT_BYTES", Text(a.one_shot_bytes), Text(b.one_shot_bytes)},
                   {"SPARKVOD_CACHE_CAPACITY", Text(a.cache_capacity), Text(b.cache_capacity)},
                   {"SPARKVOD_TCP_STREAMS", Text(a.tcp_streams), Text(b.tcp_streams)},
                   {"SPARKVOD_ALLREDUCE_ALGORITHM", a.allreduce_algorithm, b.allreduce_algorithm},
@@ -302,7 +303,7 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
       for (int s = 0; s < config_.tcp_streams; ++s)
         streams.push_back(connector.Take(r, DataStream(s)));
       auto channel = std::make_unique<TcpChannel>(std::move(streams));
-      for (const Stream& stream : channel->streams()) {
+      for (const Stream& stream : channel->connections()) {
         SPARKVOD_TRY(world->idle.Watch(stream.fd(), Poller::Kind::kIncoming));
         SPARKVOD_TRY(world->driver.Watch(stream.fd(), Poller::Kind::kStream));
       }

@@ -40,6 +40,7 @@ std::string Endpoint::Encode() const {
   w.Put(staging_bytes);
   w.Put(arena_bytes);
   w.Put(fusion_threshold);
+  w.Put(one_shot_bytes);
   w.Put(cache_capacity);
   w.Put(tcp_streams);
   w.Put(link_gbits);
@@ -65,6 +66,7 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
   out->staging_bytes = r.Get<uint64_t>();
   out->arena_bytes = r.Get<uint64_t>();
   out->fusion_threshold = r.Get<uint64_t>();
+  out->one_shot_bytes = r.Get<uint64_t>();
   out->cache_capacity = r.Get<uint64_t>();
   out->tcp_streams = r.Get<uint64_t>();
   out->link_gbits = r.Get<double>();
@@ -103,6 +105,7 @@ Endpoint Endpoint::OfThisProcess(const Config& config) {
   e.link_gbits = config.link_gbits;
   e.tls = config.tls;
   e.fusion_threshold = static_cast<uint64_t>(config.fusion_threshold);
+  e.one_shot_bytes = static_cast<uint64_t>(config.one_shot_bytes);
   e.cache_capacity = static_cast<uint64_t>(config.cache_capacity);
   e.staging_bytes = static_cast<uint64_t>(config.staging_bytes);
   e.arena_bytes = static_cast<uint64_t>(config.arena_bytes);

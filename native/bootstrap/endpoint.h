@@ -23,6 +23,7 @@ struct Endpoint {
   uint64_t staging_bytes = 0;
   uint64_t arena_bytes = 0;
   uint64_t fusion_threshold = 0;
+  uint64_t one_shot_bytes = 0;
   uint64_t cache_capacity = 0;
   uint64_t tcp_streams = 1;
   double link_gbits = 0;

@@ -290,7 +290,10 @@ void Engine::DriveInBackground(std::unique_lock<std::mutex>* lock,
   comm_->SetPatient(waiters_ == 0 && !calls_back_);
   lock->unlock();
   if (first) first();
-  while (HasWork()) RunCycle();
+  while (HasWork()) {
+    Linger();
+    RunCycle();
+  }
   comm_->SetPatient(false);
   lock->lock();
   ReleaseToken();

@@ -159,6 +159,7 @@ Result Engine::Prepare(Request request, std::vector<Part> parts, std::shared_ptr
   std::shared_ptr<const Members> members;
   SPARKVOD_TRY(MembersOf(request, &members));
   SPARKVOD_TRY(Admit(executor_->backend(), *members, parts, &request));
+  if (request.collective == Collective::kTune) SPARKVOD_TRY(executor_->CheckTune(request.splits));
   for (size_t i = 0; i < request.entries.size(); ++i) {
     Entry& e = request.entries[i];
     const size_t bytes = static_cast<size_t>(e.count()) * SizeOf(e.dtype);

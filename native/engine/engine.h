@@ -67,9 +67,13 @@ class Engine {
   void Abort(const std::string& reason);
   // Ends the world in agreement: what is pending on any rank fails with kShutDown. Idempotent.
   Result Shutdown(const Interrupted& interrupted = {});
+  // Whether it has, whatever came after.
+  bool connected() const { return connected_.load(); }
   // Whether collectives can be submitted: it has connected, and neither failed nor was shut down.
   bool running() const { return connected_.load() && !stopped_.load(); }
   Stats GetStats();
+  // What carries collectives out, once connected: its thread-safe part, and the meter.
+  Executor& executor() { return *executor_; }
 
   // The signal that this process sends itself when the others wait for this rank; 0: none. Its
   // handler shows what the process is doing.
@@ -111,6 +115,8 @@ class Engine {
   void Stop(const Result& cause, bool orderly);
   // Fails the engine when an operation has waited too long for other ranks; warns before.
   void CheckStall();
+  // Waits for more submissions, if that is asked for and nothing speaks against it.
+  void Linger();
   // The others wait for this rank.
   void BeLate(const Logger& log, const std::string& awaited) const;
   void DriveUntil(const Condition& until, const Deadline& deadline, const Interrupted& interrupted);

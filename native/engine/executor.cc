@@ -1,5 +1,6 @@
 #include "native/engine/executor.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "native/collectives/ring.h"
@@ -30,8 +31,19 @@ Executor::Executor(World* world, Communicator* comm, std::unique_ptr<Backend> ba
       comm_(comm),
       backend_(std::move(backend)),
       config_(config),
-      fusion_threshold_(static_cast<size_t>(config.fusion_threshold)),
-      finish_(std::move(finish)) {}
+      finish_(std::move(finish)),
+      linger_ns_(config.linger_us * 1000),
+      tunables_(TunablesOf(config)) {
+  for (int r = 0; r < comm->size(); ++r)
+    if (r != comm->rank()) connected_ = std::max(connected_, comm->channel(r).streams());
+  for (Tunable t : kTunables) {
+    const bool shared = comm->shares_memory();
+    if (t.value == &Tunables::one_shot_bytes && !shared) continue;
+    if (t.value == &Tunables::link_mbits && shared) continue;
+    if (t.value == &Tunables::tcp_streams) t.most = connected_;
+    if (t.least < t.most && comm->size() > 1) in_effect_.push_back(t);
+  }
+}
 
 bool Executor::Offer(const Operation& operation, char* room, size_t bytes) {
   const Request& request = operation.request;
@@ -49,7 +61,8 @@ Result Executor::Execute(const std::vector<Agreed>& agreed, std::vector<const ch
     if (IsFused(request.collective)) left[i] = request.entries.size();
     if (!agreed[i].error.ok()) finish_(agreed[i].operation, agreed[i].error);
   }
-  std::vector<Batch> batches = PlanBatches(agreed, fusion_threshold_);
+  const uint64_t carried_before = carried_bytes_;
+  std::vector<Batch> batches = PlanBatches(agreed, static_cast<size_t>(tunables_.fusion_threshold));
   // Several are another call, or other ones, than the one that was offered.
   if (batches.size() == 1 && agreed.size() == 1) batches[0].call.offers = std::move(offers);
   for (const Batch& batch : batches) {
@@ -57,6 +70,8 @@ Result Executor::Execute(const std::vector<Agreed>& agreed, std::vector<const ch
     for (const Batch::Piece& piece : batch.pieces)
       if (--left[piece.agreed] == 0) finish_(agreed[piece.agreed].operation, {});
   }
+  last_bytes_ = carried_bytes_ - carried_before;
+  if (meter_.on()) meter_.Count(agreed, carried_bytes_);
   return {};
 }
 
@@ -97,10 +112,14 @@ Result Executor::ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agr
     case Collective::kRemoveSet:
       SPARKVOD_TRY(RemoveSet(request));
       break;
+    case Collective::kTune:
+      SPARKVOD_TRY(Tune(request));
+      break;
     case Collective::kBarrier:
     case Collective::kJoin:
       break;  // the agreement was the barrier
   }
+  carried_bytes_ += bytes;
   const int64_t ended_ns = NowNs();
   for (const Batch::Piece& piece : batch.pieces)
     agreed[piece.agreed].operation->ended_ns = ended_ns;
@@ -181,6 +200,7 @@ Result Executor::AddSet(const Operation& operation) {
   SPARKVOD_TRY(RingAllgather(*set.comm, reinterpret_cast<char*>(lanes.data()), sizeof lanes[0]));
   set.comm->MoveIn(lanes);
   SPARKVOD_TRY(MakeBackend("builtin", set.comm.get(), config_, &set.backend));
+  set.backend->Tune(tunables_);
   sets_[members.id] = std::move(set);
   return {};
 }
@@ -196,6 +216,40 @@ Result Executor::RemoveSet(const Request& request) {
   set->second.backend.reset();
   sets_.erase(set);
   return {};
+}
+
+// All that was sent before has been received, on every channel: who executes this has executed what
+// came before, and so has its peer when it comes here. So both ends change over at the same byte.
+Result Executor::Tune(const Request& request) {
+  Tunables tunables;
+  SPARKVOD_TRY(Unpack(request.splits, &tunables));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tunables_ = tunables;
+  }
+  linger_ns_.store(tunables.linger_us * 1000);
+  backend_->Tune(tunables);
+  for (auto& [id, set] : sets_) set.backend->Tune(tunables);
+  for (int r = 0; r < comm_->size(); ++r)
+    if (r != comm_->rank()) comm_->channel(r).UseStreams(static_cast<int>(tunables.tcp_streams));
+  meter_.Restart();
+  return {};
+}
+
+Tunables Executor::tunables() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return tunables_;
+}
+
+Result Executor::CheckTune(const std::vector<int64_t>& numbers) const {
+  Tunables tunables;
+  SPARKVOD_TRY(Unpack(numbers, &tunables));
+  const auto most = std::max<int64_t>(connected_, config_.tcp_streams);
+  if (tunables.tcp_streams <= most) return {};
+  return Result::Fail(Code::kInvalid, "tcp_streams=" + std::to_string(tunables.tcp_streams) +
+                                          " was found, at most the " + std::to_string(most) +
+                                          " that are connected were expected; connect more with "
+                                          "SPARKVOD_TCP_STREAMS");
 }
 
 std::map<std::string, Stats::Carried> Executor::Counts() const {

@@ -1,6 +1,7 @@
 // Executes what the ranks have agreed on, batch by batch, and counts what carried it.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "native/backends/backend.h"
 #include "native/engine/batch.h"
+#include "native/engine/meter.h"
 #include "native/engine/stats.h"
 
 namespace sparkvod {
@@ -29,7 +31,18 @@ class Executor {
   // Lays down what the others need of an operation, before they have agreed; false: nothing.
   bool Offer(const Operation& operation, char* room, size_t bytes);
   const Backend& backend() const { return *backend_; }
-  // The counters of collectives; thread-safe.
+  Meter& meter() { return meter_; }
+  // Bytes that the last call of Execute with anything to do has carried; by the driver.
+  uint64_t last_bytes() const { return last_bytes_; }
+
+  // The rest is thread-safe.
+  Tunables tunables() const;
+  // Those that make a difference in this world, with what they may be.
+  const std::vector<Tunable>& in_effect() const { return in_effect_; }
+  // Whether a tune with these numbers can be done.
+  Result CheckTune(const std::vector<int64_t>& numbers) const;
+  int64_t linger_ns() const { return linger_ns_.load(std::memory_order_relaxed); }
+  // The counters of collectives.
   std::map<std::string, Stats::Carried> Counts() const;
 
  private:
@@ -48,6 +61,7 @@ class Executor {
   Target TargetOf(const Request& request);
   Result AddSet(const Operation& operation);
   Result RemoveSet(const Request& request);
+  Result Tune(const Request& request);
   Result ExecuteBatch(const Batch& batch, const std::vector<Agreed>& agreed);
   // Of the tensors of a batch; several are copied into one, and back.
   Result Allgather(const Target& target, const Batch& batch, const std::vector<Agreed>& agreed,
@@ -68,12 +82,18 @@ class Executor {
   std::unique_ptr<Backend> backend_;
   Config config_;
   std::map<int32_t, OfSet> sets_;
-  size_t fusion_threshold_;
   Finish finish_;
   // By collective, transport and algorithm, of which each pointer is one constant.
   using Way = std::tuple<Collective, std::string, const char*>;
   Stats::Carried& CountOf(const Way& way);  // with mutex_ held
+  std::vector<Tunable> in_effect_;
+  int connected_ = 1;  // streams, at most
+  Meter meter_;
+  uint64_t carried_bytes_ = 0;
+  uint64_t last_bytes_ = ~uint64_t{0};
+  std::atomic<int64_t> linger_ns_;
   mutable std::mutex mutex_;
+  Tunables tunables_;  // written by the driver, with the mutex held
   std::map<std::string, Stats::Carried> counts_;
   std::map<Way, Stats::Carried*> count_of_;
 };

@@ -161,8 +161,10 @@ void Negotiator::Hear(int rank, Request request, Outcome* out) {
   const auto r = static_cast<size_t>(place);
   if (!said.said[r]) ++said.count;
   said.said[r] = true;
+  // A tune may be one rank's word, which the others take as their own.
+  const bool enough = request.collective == Collective::kTune && request.root == rank;
   said.by_rank[r] = std::move(request);
-  if (!IsComplete(said)) return;
+  if (!enough && !IsComplete(said)) return;
   Said complete = std::move(said);
   said_.erase(key);
   Complete(key, std::move(complete), out);
@@ -229,7 +231,7 @@ void Negotiator::Complete(const std::string& key, Said said, Outcome* out) {
   auto by_rank = std::make_shared<const std::vector<Request>>(std::move(said.by_rank));
   if (error.ok()) {
     const Collective collective = (*by_rank)[0].collective;
-    if (collective != Collective::kAddSet && collective != Collective::kRemoveSet)
+    if (HasTensors(collective) || collective == Collective::kBarrier)
       Insert(key, said.members, by_rank);
     Agree(key, said.members, std::move(by_rank), absent, out);
   } else if (std::shared_ptr<Operation> own = TakeWaiting(key); own != nullptr) {

@@ -8,7 +8,7 @@
 namespace sparkvod {
 namespace {
 
-constexpr uint8_t kVersion = 3;
+constexpr uint8_t kVersion = 4;
 constexpr size_t kShown = 4;  // tensors of a group in a message
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
@@ -60,6 +60,10 @@ std::string Request::Describe(const std::vector<size_t>& shown) const {
   if (collective == Collective::kJoin)
     text += root == kOverActive ? " (averages over active ranks)" : " (averages over all ranks)";
   if (collective == Collective::kAddSet) text += " of ranks " + ShapeText(splits);
+  if (Tunables tunables; collective == Collective::kTune && Unpack(splits, &tunables).ok())
+    for (const Tunable& t : kTunables)
+      text += std::string(t.value == kTunables[0].value ? " to " : ", ") + t.name + "=" +
+              std::to_string(tunables.*t.value);
   if (collective == Collective::kRemoveSet) text += " " + std::to_string(root);
   if (process_set != 0) text += " in process set " + std::to_string(process_set);
   if (collective == Collective::kBroadcast) text += " (root " + std::to_string(root) + ")";
@@ -120,6 +124,9 @@ bool IsComplete(const Request& request) {
       if (request.splits[i] < 0 || request.splits[i] > INT32_MAX ||
           (i > 0 && request.splits[i] <= request.splits[i - 1]))
         return false;
+  if (Tunables tunables; request.collective == Collective::kTune &&
+                         (request.process_set != 0 || !Unpack(request.splits, &tunables).ok()))
+    return false;
   if (!HasTensors(request.collective)) return request.entries.empty();
   if (request.entries.empty()) return false;
   const bool one =

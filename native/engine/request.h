@@ -43,6 +43,8 @@ constexpr int64_t kCountLimit = int64_t{1} << 48;
 
 // Roots of a join: averages are over all ranks, or over those that have not joined.
 constexpr int32_t kOverAll = 0, kOverActive = 1;
+// Root of a tune that every rank says; any other is the rank whose word is enough.
+constexpr int32_t kByAll = -1;
 
 struct Request {
   std::string name;
@@ -50,11 +52,12 @@ struct Request {
   int32_t process_set = 0;
   ReduceOp op = ReduceOp::kSum;
   // Of a broadcast, a rank of the world; of a join: what averages are over meanwhile; the process
-  // set to be removed.
+  // set to be removed; of a tune: kByAll, or the rank that says it.
   int32_t root = 0;
   double prescale = 1, postscale = 1;
   std::vector<Entry> entries;
-  std::vector<int64_t> splits;  // alltoall: rows for each rank; the ranks of a process set to add
+  std::vector<int64_t> splits;  // alltoall: rows for each rank; the ranks of a process set to
+                                // add; of a tune: Pack() of what it sets
 
   bool operator==(const Request& o) const {
     return collective == o.collective && process_set == o.process_set && op == o.op &&

@@ -30,6 +30,10 @@ class Channel {
   // The shortest time, in microseconds, that a message and its answer have taken; 0 where the ends
   // share memory.
   virtual int64_t round_trip_us() const { return 0; }
+  // Connections over which the bytes may go in turn, and from now on go: between the same two bytes
+  // at both ends.
+  virtual int streams() const { return 1; }
+  virtual void UseStreams(int) {}
 };
 
 // How a peer left.

@@ -14,7 +14,7 @@ from typing import Any
 import sparkvod
 from sparkvod import config, log
 from sparkvod._native import Engine, set_current
-from sparkvod.core import stacks
+from sparkvod.core import autotune, stacks
 from sparkvod.core.scripts import Watch
 from sparkvod.errors import NotInitializedError
 from sparkvod.launch import context as launch_context
@@ -52,6 +52,7 @@ class World:
         self.cross_size: int = engine.cross_size
         self.is_homogeneous: bool = engine.is_homogeneous
         self.metrics: metrics.Endpoint | None = None
+        self.autotuner: autotune.Autotuner | None = None
         self.process_sets: dict[int, list[int]] = {0: list(range(engine.size))}
         self._counters: dict[str, itertools.count[int]] = {}
         self._idle: dict[str, list[str]] = {}
@@ -111,13 +112,16 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         from sparkvod.core import process_sets as sets
 
         wanted = sets.check(process_sets)
+        tuner = autotune.settings()
         if _world is not None:
             shutdown()
         context = launch_context.current() or _environment()
-        _world = World(_connect(context))
+        _world = World(_connect(context, autotune.overrides(tuner)))
         set_current(_world.engine)
         _start_timeline(_world)
         _world.metrics = _start_metrics(_world)
+        if tuner.on and _world.rank == 0 and _world.engine is not None:
+            _world.autotuner = autotune.Autotuner(_world.engine, tuner)
         if launch_context.current() is not None:
             launch_context.on_exit(_end_of_function)
         elif _world.size > 1:
@@ -175,11 +179,11 @@ def _check_whole_world(comm: Any) -> None:
         )
 
 
-def _connect(context: launch_context.WorldContext) -> Engine:
+def _connect(context: launch_context.WorldContext, overrides: dict[str, Any]) -> Engine:
     if config.get("tls"):
         # The engine looks for OpenSSL by its name. A Python that has one in a folder of its own loads it from there.
         importlib.import_module("ssl")
-    engine = Engine(config.engine_config())
+    engine = Engine(config.engine_config(**overrides))
     stacks.show_when_late(engine)
     try:
         secret = context.secret
@@ -239,9 +243,13 @@ def _end(error: BaseException | None) -> None:
         launch_context.remove_exit_hook(_end_of_function)
         if world.metrics is not None:
             world.metrics.close()
+        if world.autotuner is not None:
+            world.autotuner.stop()
         if error is not None:
             _abort(world, f"raised {type(error).__name__}: {error}")
         world.engine.shutdown()
+        if world.autotuner is not None:
+            world.autotuner.join()
 
 
 def _abort(world: World, words: str) -> None:
@@ -273,6 +281,7 @@ def _after_fork_in_child() -> None:
         _parents_engines.append(_world.engine)
         if _world.metrics is not None:
             _world.metrics.forget()
+        _world.autotuner = None
         _world.engine = None
 
 
@@ -366,7 +375,8 @@ def stats() -> dict[str, Any]:
         last also all above; ``latencies``: by collective the ``count``, ``seconds`` and ``by_microseconds`` from
         submission to end; ``in_flight``: collectives that are not done; ``cycles``: negotiations; ``cache_hits`` and
         ``cache_misses``: requests that were one bit, and that travelled in full; ``sleeps``: of threads that drive;
-        ``idle_wakes``: of the background thread; ``kernels``: the instruction set that sums.
+        ``idle_wakes``: of the background thread; ``kernels``: the instruction set that sums; ``tunables``: by knob what
+        it is now, on all ranks, of those that may change while the engine runs.
 
     Raises:
         NotInitializedError: there is no world.

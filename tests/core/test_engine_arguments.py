@@ -36,6 +36,7 @@ def test_a_scale_that_is_no_number(alone: Engine, scale: str) -> None:
 MUST_AGREE: dict[str, tuple[int | float | str, int | float | str]] = {
     "staging_bytes": (100_000, 100_001),
     "fusion_threshold": (100_000, 100_001),
+    "one_shot_bytes": (100_000, 100_001),
     "cache_capacity": (100_000, 100_001),
     "allreduce_algorithm": ("auto", "halving-doubling"),
     "broadcast_algorithm": ("tree", "chain"),

@@ -20,14 +20,10 @@
 namespace sparkvod {
 namespace {
 
-// Up to here everybody sums everything itself: one synchronisation instead of two. Measured on two
-// ranks.
-constexpr size_t kOneShotBytes = 32 << 10;
 // Of a large tensor in ordinary memory that crosses hosts at a time.
 constexpr size_t kPieceBytes = 16 << 20;
 // Of a block that passes through a slot rather than by way of the output's place.
 constexpr size_t kSmallBlockBytes = 16 << 10;
-static_assert(kOneShotBytes <= Geometry::kSlotBytes);
 
 Combine CombineOf(ReduceOp op) {
   switch (op) {
@@ -44,8 +40,11 @@ Combine CombineOf(ReduceOp op) {
 
 class Builtin : public Backend {
  public:
-  Builtin(Communicator* comm, const Wishes& wishes, double link_gbits)
-      : comm_(comm), wishes_(wishes), link_gbits_(link_gbits) {
+  Builtin(Communicator* comm, const Wishes& wishes, const Config& config)
+      : comm_(comm),
+        wishes_(wishes),
+        link_gbits_(config.link_gbits),
+        one_shot_bytes_(OneShotLimit(config.one_shot_bytes)) {
     const Topology& topology = comm->topology();
     std::map<std::string, int> on_host;
     for (const std::string& id : topology.host_ids)
@@ -97,7 +96,7 @@ class Builtin : public Backend {
   bool Offer(DType dtype, ReduceOp op, double prescale, const std::vector<Part>& parts, char* room,
              size_t bytes) override {
     const size_t whole = OneShotBytes(dtype, parts);
-    if (whole == 0 || whole > std::min(kOneShotBytes, bytes) || prescale != 1 ||
+    if (whole == 0 || whole > std::min(one_shot_bytes_, bytes) || prescale != 1 ||
         op == ReduceOp::kAdasum || wishes_.allreduce > Algorithm::kDirect)
       return false;
     OneShotPublish(dtype, parts, room);
@@ -202,7 +201,18 @@ class Builtin : public Backend {
     return PushBlocks(*comm_, call.out, blocks);
   }
 
+  void Tune(const Tunables& tunables) override {
+    one_shot_bytes_ = OneShotLimit(tunables.one_shot_bytes);
+    link_gbits_ = static_cast<double>(tunables.link_mbits) / 1000;
+    if (link_.alpha_ns > 0) link_ = LinkCostOf(round_trip_us_, link_gbits_);
+  }
+
  private:
+  // What goes by one shot passes through a slot.
+  static size_t OneShotLimit(int64_t bytes) {
+    return std::min(static_cast<size_t>(bytes), Geometry::kSlotBytes);
+  }
+
   // Bytes that rank q sends to the first `ranks` ranks.
   size_t Sent(const AlltoallCall& call, size_t q, size_t ranks) const {
     const size_t* row = call.bytes.data() + q * static_cast<size_t>(comm_->size());
@@ -219,6 +229,7 @@ class Builtin : public Backend {
       SPARKVOD_TRY(DoublingAllreduce(*comm_, Everybody(*comm_), DType::kInt64, &longest, 1,
                                      {1.0, 1, Combine::kMax}));
     }
+    round_trip_us_ = longest;
     link_ = LinkCostOf(longest, link_gbits_);
     return {};
   }
@@ -298,7 +309,8 @@ class Builtin : public Backend {
   }
 
   Result Direct(const AllreduceCall& call, Finish finish, size_t elements, Carrier* carrier) {
-    if (OneShotBytes(call.dtype, call.parts) <= kOneShotBytes) {
+    // Everybody sums everything itself: one synchronisation instead of two.
+    if (OneShotBytes(call.dtype, call.parts) <= one_shot_bytes_) {
       carrier->algorithm = "one-shot";
       return call.offers.empty()
                  ? OneShotAllreduce(*comm_, call.dtype, call.parts, finish)
@@ -421,7 +433,9 @@ class Builtin : public Backend {
   Wishes wishes_;
   double link_gbits_;
   Layout layout_;
+  size_t one_shot_bytes_;
   LinkCost link_;  // zeros until it is known
+  int64_t round_trip_us_ = 0;
   char* fusion_ = nullptr;
   size_t fusion_bytes_ = 0;
   bool offsets_known_ = false;
@@ -433,7 +447,7 @@ class Builtin : public Backend {
 Result MakeBuiltin(Communicator* comm, const Config& config, std::unique_ptr<Backend>* out) {
   Wishes wishes;
   SPARKVOD_TRY(WishesOf(config, &wishes));
-  *out = std::make_unique<Builtin>(comm, wishes, config.link_gbits);
+  *out = std::make_unique<Builtin>(comm, wishes, config);
   return {};
 }
 

@@ -15,20 +15,26 @@ namespace {
 constexpr size_t kCauseLimit = 1024;
 }  // namespace
 
-TcpChannel::TcpChannel(std::vector<Stream> streams) : streams_(std::move(streams)) {
+TcpChannel::TcpChannel(std::vector<Stream> streams)
+    : streams_(std::move(streams)), used_(streams_.size()) {
   for (const Stream& stream : streams_) TuneTcp(stream.fd());
 }
 
+void TcpChannel::UseStreams(int streams) {
+  used_ = std::min(static_cast<size_t>(std::max(streams, 1)), streams_.size());
+  out_ = in_ = Place{};
+}
+
 size_t TcpChannel::Here(const Place& place, size_t bytes) const {
-  return streams_.size() == 1 ? bytes : std::min(bytes, place.left);
+  return used_ == 1 ? bytes : std::min(bytes, place.left);
 }
 
 void TcpChannel::Advance(Place* place, size_t bytes) const {
-  if (streams_.size() == 1) return;
+  if (used_ == 1) return;
   place->left -= bytes;
   if (place->left > 0) return;
   place->left = kBlockBytes;
-  place->stream = (place->stream + 1) % streams_.size();
+  place->stream = (place->stream + 1) % used_;
 }
 
 Result TcpChannel::TrySend(const void* data, size_t bytes, size_t* sent) {

@@ -23,11 +23,13 @@ class TcpChannel : public Channel {
   // At least one; in the same order at both ends.
   explicit TcpChannel(std::vector<Stream> streams);
   const char* transport() const override { return streams_[0].encrypted() ? "tls" : "tcp"; }
-  const std::vector<Stream>& streams() const { return streams_; }
+  const std::vector<Stream>& connections() const { return streams_; }
   Result TrySend(const void* data, size_t bytes, size_t* sent) override;
   Result TryRecv(void* data, size_t bytes, size_t* received) override;
   Result Peek(void* data, size_t bytes, size_t* available) override;
   int64_t round_trip_us() const override;  // as the kernel has measured it; at least 1
+  int streams() const override { return static_cast<int>(streams_.size()); }
+  void UseStreams(int streams) override;
 
  private:
   // Where the next byte goes, or comes from.
@@ -42,6 +44,7 @@ class TcpChannel : public Channel {
   Result Receive(void* data, size_t bytes, Take take, Place* place, size_t* received);
 
   std::vector<Stream> streams_;
+  size_t used_;  // the first so many of them
   Place out_, in_;
 };
 
