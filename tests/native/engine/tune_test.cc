@@ -80,7 +80,7 @@ TEST(TuneChangesAllRanksInTheMiddleOfTraffic) {
       RunWorld(
           kind, size,
           [size](Engine& engine, int rank) {
-            for (int turn = 1; turn <= 9; ++turn) {
+            for (int turn = 1; turn <= 6; ++turn) {
               // By all, by one of them while the others know nothing of it, or by two at once.
               const int by = turn % 3 == 0 ? kByAll : turn % size;
               Traffic traffic(engine, turn);
