@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -13,16 +14,38 @@ from sparkvod.estimators.columns import ColumnLike, Input, numpy_dtype
 ROWS = 3
 
 
-def zeros(inputs: Sequence[Input]) -> list[np.ndarray]:
-    """Returns inputs of zeros, or of empty text, ``[ROWS, *tail]``."""
+def row_counts(*shapes: Sequence[int]) -> list[int]:
+    """Returns two numbers of rows for losses and metrics to be tried with.
+
+    None of them is a dimension of what they are given, with which it would broadcast: a label ``[3]`` fits an output
+    ``[3, 3]``, and so the mistake shows only where the rows are as many as the outputs.
+
+    Args:
+        shapes: of outputs and labels, without the rows.
+    """
+    taken = {int(n) for shape in shapes for n in shape}
+    return list(islice((number for number in _primes() if number not in taken), 2))
+
+
+def _primes() -> Iterator[int]:
+    """Yields primes from ROWS on: numbers that no shape is divided by, so that rows are not taken for anything else."""
+    number = ROWS
+    while True:
+        if all(number % divisor for divisor in range(2, int(number**0.5) + 1)):
+            yield number
+        number += 1
+
+
+def zeros(inputs: Sequence[Input], rows: int = ROWS) -> list[np.ndarray]:
+    """Returns inputs of zeros, or of empty text, ``[rows, *tail]``."""
     return [
-        np.full((ROWS, *item.tail), "" if item.dtype == "string" else 0, numpy_dtype(item.dtype)) for item in inputs
+        np.full((rows, *item.tail), "" if item.dtype == "string" else 0, numpy_dtype(item.dtype)) for item in inputs
     ]
 
 
-def nothing(column: ColumnLike) -> np.ndarray:
+def nothing(column: ColumnLike, rows: int = ROWS) -> np.ndarray:
     """Returns zeros for a label's column, as the data would have it."""
-    return np.zeros((ROWS, *column.shape), column.dtype)
+    return np.zeros((rows, *column.shape), column.dtype)
 
 
 def cannot_take(inputs: Sequence[Input], error: Exception) -> DataError:

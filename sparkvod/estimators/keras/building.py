@@ -113,18 +113,24 @@ def build(
         jit_compile=False,
     )
     loop = Loop(feed, terms, [1.0 if factor is None else float(factor) for factor in factors], own_loss)
-    nothing = {column.name: trying.nothing(column) for column in label_columns}
-    made = [keras.ops.convert_to_tensor(array) for array in labels(planned, nothing, trying.ROWS)]
-    weights = keras.ops.ones((trying.ROWS,)) if weighted else None
+    tails_out = [tuple(int(n) for n in output.shape[1:]) for output in outputs]
+    # Not as many rows as an output has numbers: a metric that broadcasts labels against them would pass.
+    rows = trying.row_counts(*tails_out, *(c.shape for c in label_columns), *(p.tail or () for p in planned))[0]
+    nothing = {column.name: trying.nothing(column, rows) for column in label_columns}
+    made = [keras.ops.convert_to_tensor(array) for array in labels(planned, nothing, rows)]
+    weights = keras.ops.ones((rows,)) if weighted else None
+    tried = [keras.ops.convert_to_tensor(array) for array in trying.zeros(inputs, rows)]
     try:
-        loop.build([keras.ops.convert_to_tensor(array) for array in trying.zeros(inputs)], made, weights)
+        outputs = loop.build(tried, made, weights)
     except Exception as error:
         raise DataError(
             f"the metrics cannot be computed from the model's outputs and the labels ({type(error).__name__}: "
             f"{error}); a list of metrics for all outputs, a list of lists with one per output, or a dict by the "
             f"names of outputs ({', '.join(feed.output_names)}) was expected"
         ) from error
-    return loop, planned, [tuple(int(n) for n in output.shape[1:]) for output in outputs]
+    if own_loss:
+        checking.try_own_loss(loop, tried, made, outputs, weights)
+    return loop, planned, tails_out
 
 
 def in_model_order(feed: Feed, found: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from sparkvod.errors import DataError
 from sparkvod.estimators import trying
 from sparkvod.estimators.columns import ColumnLike, Label
+from sparkvod.estimators.keras.loop import Loop
 from sparkvod.estimators.keras.losses import LossTerm, term_for
 from sparkvod.estimators.keras.model_io import Feed, labels
 from sparkvod.estimators.trying import ROWS
@@ -95,6 +96,28 @@ def _label(
     return label
 
 
+def try_own_loss(loop: Loop, inputs: list[Any], labels_: list[Any], outputs: list[Any], weights: Any) -> None:
+    """Tries a loss that the model computes itself.
+
+    Raises:
+        DataError: it fails, or is not one number.
+    """
+    problem, cause = None, None
+    try:
+        found = tuple(loop.losses(inputs, labels_, outputs, weights)[0][0].shape)
+        if found:
+            problem = f"returned the shape {list(found)}"
+    except Exception as error:
+        problem, cause = f"failed ({type(error).__name__}: {error})", error
+    loop.reset_metrics()
+    if problem is not None:
+        shown = "; ".join(f"{list(y.shape)} and {list(p.shape)}" for y, p in zip(labels_, outputs, strict=True))
+        raise DataError(
+            f"compute_loss() of {type(loop.model).__name__} {problem} for labels and outputs of the shapes {shown}: "
+            "one number, the mean over these rows, was expected; change it, label_shapes, or the model's last layer"
+        ) from cause
+
+
 def _dtype(column: ColumnLike, term: LossTerm) -> str:
     """Returns a label's dtype: whole numbers stay whole, as in Keras; class numbers always are."""
     if term.takes_classes:
@@ -103,25 +126,36 @@ def _dtype(column: ColumnLike, term: LossTerm) -> str:
 
 
 def _try(term: LossTerm, label: Label, output: Any, column: ColumnLike, weighted: bool) -> None:
-    found = labels([label], {column.name: trying.nothing(column)}, ROWS)[0]
     made = tuple(int(n) for n in output.shape[1:])
-    try:
-        value = term.values(keras.ops.convert_to_tensor(found), output)
-        shape = tuple(value.shape)
-    except Exception as error:
-        raise trying.unfit(
-            column, made, found.shape[1:], term.name, f"the loss failed on them ({type(error).__name__}: {error})"
-        ) from error
-    if shape and shape[0] != ROWS:
-        raise trying.unfit(
-            column,
-            made,
-            found.shape[1:],
-            term.name,
-            f"it returned the shape {list(shape)}, one number, or one per row, was expected",
-        )
-    if weighted and not shape:
-        raise DataError(
-            f"a loss ({term.name}) that returns one number per batch was found together with sample_weight_col, one "
-            "that returns a number per row was expected; do not take the mean over the rows in it"
-        )
+    for rows in trying.row_counts(made, column.shape, label.tail or ()):
+        found = labels([label], {column.name: trying.nothing(column, rows)}, rows)[0]
+        try:
+            value = term.values(keras.ops.convert_to_tensor(found), _of_rows(output, rows))
+            shape = tuple(value.shape)
+        except Exception as error:
+            raise trying.unfit(
+                column, made, found.shape[1:], term.name, f"the loss failed on them ({type(error).__name__}: {error})"
+            ) from error
+        if shape and shape[0] != rows:
+            raise trying.unfit(
+                column,
+                made,
+                found.shape[1:],
+                term.name,
+                f"it returned the shape {list(shape)} for {rows} rows, one number, or one per row, was expected",
+            )
+        if weighted and not shape:
+            raise DataError(
+                f"a loss ({term.name}) that returns one number per batch was found together with sample_weight_col, "
+                "one that returns a number per row was expected; do not take the mean over the rows in it"
+            )
+
+
+def _of_rows(output: Any, rows: int) -> Any:
+    """Returns an output of as many rows, with its mask if it has one: its own rows over and over."""
+    places = np.arange(rows) % ROWS
+    made = keras.ops.take(output, places, axis=0)
+    mask = getattr(output, "_keras_mask", None)
+    if mask is not None:
+        made._keras_mask = keras.ops.take(mask, places, axis=0)
+    return made

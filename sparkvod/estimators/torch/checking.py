@@ -124,42 +124,82 @@ def _label(
 
 
 def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> None:
-    fitted = _zeros(term, label, output, column)
-    with torch.enable_grad():
-        leaf = output.detach().clone().requires_grad_(output.is_floating_point())
-        value = copy.copy(term).loss(leaf, fitted)
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"it returned a {type(value).__name__}, a tensor was expected")
-    if value.ndim and value.shape[0] != ROWS:
-        raise ValueError(f"it returned the shape {list(value.shape)}, one number, or one per row, was expected")
-    if leaf.requires_grad and not value.requires_grad:
-        raise ValueError("its result does not depend on the output")
-    if value.requires_grad:
-        value.sum().backward()
+    for rows in _row_counts(label, output, column):
+        made = _of_rows(output, rows)
+        fitted = _zeros(term, label, made, column)
+        with torch.enable_grad():
+            leaf = made.detach().clone().requires_grad_(output.is_floating_point())
+            value = copy.copy(term).loss(leaf, fitted)
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"it returned a {type(value).__name__}, a tensor was expected")
+        if value.ndim and value.shape[0] != rows:
+            raise ValueError(
+                f"it returned the shape {list(value.shape)} for {rows} rows, one number, or one per row, was expected"
+            )
+        if leaf.requires_grad and not value.requires_grad:
+            raise ValueError("its result does not depend on the output")
+        if value.requires_grad:
+            value.sum().backward()
+
+
+def _row_counts(label: Label, output: torch.Tensor, column: ColumnLike) -> list[int]:
+    return trying.row_counts(output.shape[1:], column.shape, label.tail or ())
+
+
+def _of_rows(output: torch.Tensor, rows: int) -> torch.Tensor:
+    """Returns an output of as many rows: its own over and over."""
+    return output[torch.arange(rows) % ROWS]
 
 
 def _zeros(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> torch.Tensor:
-    made = model_io.labels([label], {column.name: trying.nothing(column)}, ROWS)
+    rows = output.shape[0]
+    made = model_io.labels([label], {column.name: trying.nothing(column, rows)}, rows)
     return model_io.fit_labels([term], [label], [output], made)[0]
 
 
 def _try_metric(metric: Any, term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> None:
     """Refuses a metric that does not make one number; one that cannot take zeros may well take data."""
+    made = _of_rows(output.detach(), _row_counts(label, output, column)[0])
     try:
         with torch.no_grad():
-            value = metric(output.detach(), _zeros(term, label, output, column))
-    except Exception:  # it may well take data: if not, the worker raises it
+            value = metric(made, _zeros(term, label, made, column))
+    except Exception as error:  # it may well take data: if not, the worker raises it
         _LOG.debug("the metric for label %r failed on rows of zeros", column.name, exc_info=True)
+        _refuse_broadcasting(metric, term, label, output, column, error)
         return
     try:
         float(value)
     except Exception as error:
         shape = f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
         raise DataError(
-            f"a metric ({getattr(metric, '__qualname__', type(metric).__name__)}) that returned a "
+            f"a metric ({_name(metric)}) that returned a "
             f"{type(value).__name__}{shape} was found for label {column.name!r}, one number for the batch was "
             "expected; return the mean over the rows"
         ) from error
+
+
+def _refuse_broadcasting(
+    metric: Any, term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike, error: Exception
+) -> None:
+    """Refuses a metric that takes as many rows as the output has numbers, and no others."""
+    width = output.shape[-1]
+    if output.ndim != 2 or width < 2:
+        return
+    square = _of_rows(output.detach(), width)
+    try:
+        with torch.no_grad():
+            metric(square, _zeros(term, label, square, column))
+    except Exception:  # so it is not the number of rows that it fails on
+        return
+    raise DataError(
+        f"a metric ({_name(metric)}) that fails on label {column.name!r} unless the rows are as many as the output "
+        f"has numbers ({width}) was found ({type(error).__name__}: {error}), one that compares them row by row was "
+        "expected; change the metric, label_shapes, or the model's last layer"
+    ) from error
+
+
+def _name(metric: Any) -> str:
+    return str(getattr(metric, "__qualname__", type(metric).__name__))
 
 
 def index_hint(model: nn.Module, inputs: Sequence[Input], tensors: Sequence[torch.Tensor]) -> str:

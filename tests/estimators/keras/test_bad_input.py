@@ -37,7 +37,12 @@ class Never:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
     numbers = np.arange(40, dtype="float32")
-    columns = {"x": np.stack([numbers, numbers], 1), "y": numbers, "k": (numbers % 5).astype("int32")}
+    columns = {
+        "x": np.stack([numbers, numbers], 1),
+        "y": numbers,
+        "k": (numbers % 5).astype("int32"),
+        "c": (numbers % 3).astype("int32"),
+    }
     return write(tmp_path_factory.mktemp("store"), **columns)
 
 
@@ -60,6 +65,20 @@ class Summed(keras.Model):
         return keras.ops.sum(x)
 
 
+class OwnLoss(keras.Model):
+    """Computes a loss that broadcasts the labels [rows] against the outputs [rows, 3]."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.last = layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.last(x)
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(y - y_pred))
+
+
 class Unsaved(layers.Layer):
     def __init__(self, thing: Any) -> None:
         super().__init__()
@@ -71,6 +90,10 @@ class Unsaved(layers.Layer):
 
 class NotKeras:
     pass
+
+
+def squares(y: Any, p: Any) -> Any:
+    return keras.ops.square(y - p)
 
 
 def classes(**params: Any) -> dict[str, Any]:
@@ -98,6 +121,11 @@ def classes(**params: Any) -> dict[str, Any]:
         ({"loss": keras.losses.MeanSquaredError}, ValueError, r"the class MeanSquaredError .* MeanSquaredError\(\)"),
         ({"loss": lambda y, p: keras.ops.mean(y - p), "sample_weight_col": "y"}, DataError, "one number per batch"),
         ({"loss": lambda y, p: y[:2]}, DataError, r"it returned the shape \[2, 1\]"),
+        # labels [rows] against outputs [rows, 3]: with three rows they would broadcast
+        ({"model": network(3), "loss": squares}, DataError, "the loss failed on them"),
+        ({"model": network(5), "loss": squares}, DataError, "the loss failed on them"),
+        (classes(model=network(3), label_cols=["c"], metrics=[squares]), DataError, "the metrics cannot be computed"),
+        ({"model": OwnLoss()}, DataError, r"compute_loss\(\) of OwnLoss failed .*\[5\] and \[5, 3\]: one number"),
         ({"metrics": [keras.metrics.AUC]}, ValueError, r"the class AUC was found in metrics"),
         ({"metrics": ["nothing"]}, DataError, "the metrics cannot be computed"),
         ({"gradient_compression": TopK(0.1)}, ValueError, r"TopK\(ratio=0.1\) was found.*TorchEstimator only"),

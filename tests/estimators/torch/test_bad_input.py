@@ -100,6 +100,13 @@ def stranger() -> Any:
         ({"lr_scheduler": lambda optimizer: None}, ValueError, "an lr_scheduler function that returned None was found"),
         ({"lr_scheduler": lambda o: o.nothing}, ValueError, "the lr_scheduler function failed .AttributeError"),
         ({"metrics": [lambda o, y: o]}, DataError, r"a metric .* a Tensor of shape \[3, 1\] was found for label 'y'"),
+        # labels [rows] against outputs [rows, 3]: with three rows they would broadcast
+        ({"model": nn.Linear(4, 3), "loss": lambda o, y: ((o - y) ** 2).mean()}, DataError, "the loss failed on them"),
+        (
+            {"model": nn.Linear(4, 3), "loss": lambda o, y: o.sum(), "metrics": [lambda o, y: (o - y).mean()]},
+            DataError,
+            r"a metric .* unless the rows are as many as the output has numbers \(3\)",
+        ),
         # columns
         ({"feature_cols": ["x0", "x7"]}, DataError, "no column 'x7' in the DataFrame.*x0, x1, x2, row"),
         ({"label_cols": ["Y"]}, DataError, "no column 'Y' in the DataFrame"),
