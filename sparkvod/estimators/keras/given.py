@@ -21,6 +21,14 @@ from sparkvod.keras import backends
 
 _LOG = log.get("estimators")
 
+#: Methods of a model that are the estimator's, or the ranks' and transform's.
+_STEPS = (
+    *("train_step", "test_step", "predict_step"),
+    *("make_train_function", "make_test_function", "make_predict_function"),
+)
+#: Methods of an optimizer that Keras's own fit calls, around apply() or instead of it.
+_STEPPERS = {"tensorflow": "apply_gradients", "jax": "stateless_apply"}
+
 
 def check(estimator: Any, given: dict[str, Any]) -> None:
     """Checks what can be checked without data.
@@ -78,13 +86,18 @@ def _check_model(model: Any) -> None:
             f"model={name} was found, a keras.Model of Keras {keras.__version__} was expected; models of tf_keras or "
             "older versions are saved there as .keras and loaded by keras.models.load_model"
         )
-    for method in ("train_step", "test_step"):
-        own = getattr(type(model), method, None)
-        if own is not getattr(keras.Model, method, None):
+    for method in _STEPS:
+        if _overrides(type(model), method):
             raise ValueError(
                 f"a model with a {method}() of its own ({type(model).__name__}) was found, Keras's own was expected, "
                 "since the step is the estimator's; override compute_loss(), call(), or pass a loss"
             )
+
+
+def _overrides(cls: type, method: str) -> bool:
+    """Returns whether a method of a class is none of Keras's own."""
+    owner = next((base for base in cls.__mro__ if method in vars(base)), None)
+    return owner is not None and owner.__module__.partition(".")[0] != "keras"
 
 
 def _check_optimizer(given: Any, scale_lr: bool) -> None:
@@ -107,6 +120,13 @@ def _check_optimizer(given: Any, scale_lr: bool) -> None:
         raise ValueError(
             f"optimizer={name} of {getattr(made, '__module__', type(made).__module__)} was found, which cannot be "
             f"distributed; an optimizer of Keras {keras.__version__} was expected, such as keras.optimizers.Adam(0.001)"
+        )
+    method = _STEPPERS.get(keras.backend.backend())
+    if method is not None and _overrides(type(made), method):
+        raise ValueError(
+            f"an optimizer with {method}() of its own ({type(made).__name__}) was found, which cannot be distributed, "
+            "Keras's own was expected, since gradients are summed over the ranks in apply(); override apply() or "
+            "update_step(), which are given the gradients of all ranks"
         )
     if hasattr(made, "_sparkvod"):
         raise ValueError(
