@@ -86,6 +86,15 @@ def _label(
             )
         if tail is None:
             tail = made[:-1]
+    elif term.among is not None and _along(term.among, made) < 2:
+        raise trying.unfit(
+            column,
+            made,
+            shape,
+            term.name,
+            "two outputs at least were expected, since of a single one this loss says the same whatever it is (for two "
+            "classes and one output per row, binary_crossentropy is the loss)",
+        )
     elif width == math.prod(made) and tail is None:
         tail = made
     elif term.is_known and math.prod(shape) != math.prod(made):
@@ -116,6 +125,12 @@ def try_own_loss(loop: Loop, inputs: list[Any], labels_: list[Any], outputs: lis
             f"compute_loss() of {type(loop.model).__name__} {problem} for labels and outputs of the shapes {shown}: "
             "one number, the mean over these rows, was expected; change it, label_shapes, or the model's last layer"
         ) from cause
+
+
+def _along(axis: int, made: tuple[int, ...]) -> int:
+    """Returns the outputs along an axis, counted with the rows; of one number per row it is one."""
+    shape = (2, *made) if made else (2, 1)  # rows are no outputs, and of no concern
+    return shape[axis] if -len(shape) <= axis < len(shape) else 2
 
 
 def _dtype(column: ColumnLike, term: LossTerm) -> str:

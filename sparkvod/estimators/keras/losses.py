@@ -11,7 +11,9 @@ import numpy as np
 from keras import ops
 
 #: Losses that know a class by its number, from 0.
-_SPARSE = ("sparse_categorical_crossentropy",)
+_SPARSE = ("sparse_categorical_crossentropy", "categorical_generalized_cross_entropy")
+#: Losses that compare outputs with each other: of a single one they say the same, whatever it is.
+_AMONG_OUTPUTS = ("categorical_crossentropy", "categorical_focal_crossentropy", "cosine_similarity")
 #: Losses whose label is a number from 0 to 1.
 _PROBABILITIES = ("binary_crossentropy", "binary_focal_crossentropy")
 _GUESSED = ("crossentropy", "ce")
@@ -28,6 +30,7 @@ class LossTerm:
     Attributes:
         takes_classes: whether its label is the number of a class.
         is_binary: whether its label is a number from 0 to 1.
+        among: the axis along which it compares outputs with each other, None where it does not.
         is_known: whether it is one of Keras's own, which compare number by number unless they take classes.
         divides: whether it is a mean; else it is the sum over the rows of all ranks.
         ignored: the class that it passes over, or None.
@@ -42,6 +45,8 @@ class LossTerm:
         self.is_known = str(getattr(inner, "__module__", "")).partition(".")[0] == "keras"
         self.takes_classes = self.is_known and known in _SPARSE
         self.is_binary = self.is_known and known in _PROBABILITIES
+        is_among = self.is_known and known in _AMONG_OUTPUTS
+        self.among = int(getattr(loss, "_fn_kwargs", {}).get("axis", -1)) if is_among else None
         self.divides = getattr(loss, "reduction", "mean") != "sum"
         ignored = getattr(loss, "ignore_class", None) if self.takes_classes else None
         self.ignored = None if ignored is None else int(ignored)

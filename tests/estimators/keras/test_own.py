@@ -9,7 +9,11 @@ import pytest
 keras = pytest.importorskip("keras", reason="the Keras estimator needs keras")
 pytest.importorskip(keras.backend.backend(), reason="Keras needs its backend")
 
+from sparkvod.data import Column  # noqa: E402
+from sparkvod.errors import DataError  # noqa: E402
 from sparkvod.estimators import KerasEstimator  # noqa: E402
+from sparkvod.estimators.keras import checking  # noqa: E402
+from sparkvod.estimators.trying import ROWS  # noqa: E402
 
 layers = keras.layers
 BACKEND = keras.backend.backend()
@@ -65,3 +69,15 @@ def test_an_optimizer_whose_step_goes_around_apply() -> None:
         return
     with pytest.raises(ValueError, match=rf"{method}\(\) of its own \(Around\) .*override apply\(\)"):
         refused(optimizer=Around(0.1))
+
+
+@pytest.mark.parametrize("loss", ["categorical_crossentropy", "CategoricalFocalCrossentropy", "cosine_similarity"])
+def test_a_loss_among_outputs_of_which_there_is_one(loss: str) -> None:
+    def planned(outputs: int) -> Any:
+        column = Column("y", "vector", "float32", (outputs,), "")
+        zeros, made = keras.ops.zeros((ROWS, outputs)), getattr(keras.losses, loss) if loss[0] == "C" else loss
+        return checking.plan_labels([zeros], [column], [made() if callable(made) else made], [None], False, False)
+
+    assert len(planned(2)[0]) == 1
+    with pytest.raises(DataError, match=r"the shape \[rows, 1\].* two outputs at least were expected"):
+        planned(1)
