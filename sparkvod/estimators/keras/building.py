@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ from sparkvod.errors import DataError
 from sparkvod.estimators import trying
 from sparkvod.estimators.columns import ColumnLike, Input, Label
 from sparkvod.estimators.keras import checking, packing
-from sparkvod.estimators.keras.custom import names_of
+from sparkvod.estimators.keras.custom import found_in_parts
 from sparkvod.estimators.keras.loop import Loop
 from sparkvod.estimators.keras.losses import by_label
 from sparkvod.estimators.keras.model_io import Feed, labels
@@ -57,12 +58,38 @@ def pack(parts: dict[str, Any], model: Any, custom_objects: dict[str, Any]) -> b
         parts: Params by name.
         model: the model.
         custom_objects: classes and functions by name.
+
+    Raises:
+        ValueError: a rank could not make an optimizer, a loss or a metric again from its configuration.
+        TypeError: something cannot be pickled.
     """
-    objects = {**names_of(list(parts.values())), **custom_objects}
-    packed = {name: dump_part(name, packing.taken_apart(part)) for name, part in parts.items()}
+    objects = {**found_in_parts(list(parts.values())), **custom_objects}
+    packed = {}
+    for name, part in parts.items():
+        with _made_again(name, part):
+            taken_apart = packing.taken_apart(part)
+        packed[name] = dump_part(name, taken_apart)
+        with _made_again(name, part):
+            packing.put_together(pickle.loads(packed[name]), objects)
+    packed["dtype_policy"] = pickle.dumps(keras.config.dtype_policy().name)
     packed["custom_objects"] = dump_part("custom_objects", objects)
     packed["model"] = packing.dump_model(model, objects)
     return pickle.dumps(packed)
+
+
+@contextmanager
+def _made_again(name: str, part: Any) -> Iterator[None]:
+    """Says what to do about a part that its configuration does not make again."""
+    try:
+        yield
+    except Exception as error:
+        shown = type(part).__name__ if hasattr(part, "get_config") else repr(part)
+        raise ValueError(
+            f"{name}={shown} was found, which cannot be made again from its get_config() ({type(error).__name__}: "
+            f"{error}), as each rank does; give it a get_config() with all that its constructor takes (a loss's or "
+            "metric's has a name as well), write a lambda as a function with a name, and pass what Keras cannot find "
+            "by custom_objects={'name': class or function}"
+        ) from error
 
 
 def has_own_loss(model: Any) -> bool:

@@ -18,26 +18,68 @@ def found_in(config: Any, model: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     _walk(config, found)
-    # Of functions the configuration has the bare name, so they are looked for where they are in use.
-    wanted = set(_functions(config)) - found.keys()
+    # Functions have their bare names there, and classes of scripts, notebooks and functions no module that has them:
+    # they are looked for where they are in use.
+    wanted = set(_names(config)) - found.keys()
     if wanted:
-        used = [list(vars(layer).values()) for layer in model._flatten_layers()]
         compiled = getattr(getattr(model, "_compile_config", None), "config", {})
-        for values in [*used, list(compiled.values())]:
-            own = [value for value in values if callable(value) or isinstance(value, (list, tuple, dict))]
-            found |= {name: thing for name, thing in names_of(own).items() if name in wanted}
+        in_use: list[Any] = [list(compiled.values())]
+        for layer in model._flatten_layers():
+            in_use += [layer, *vars(layer).values()]
+        found |= _wanted(wanted, in_use)
     return found
 
 
-def _functions(value: Any) -> Iterator[str]:
-    """Yields the names of functions in a configuration."""
+def found_in_parts(parts: Any) -> dict[str, Any]:
+    """Returns the same of losses, metrics and an optimizer, with the schedules and functions that they are made of.
+
+    Args:
+        parts: objects of Keras, in lists and dicts too.
+    """
+    found = names_of(parts)
+    for part in _flat(parts):
+        if not hasattr(part, "get_config") or isinstance(part, type):
+            continue
+        try:
+            config = part.get_config()
+        except NotImplementedError:  # which is told where the part is taken apart
+            continue
+        _walk(config, found)
+        within = list(vars(part).values())
+        within += [value for inner in within if hasattr(inner, "get_config") for value in vars(inner).values()]
+        found |= _wanted(set(_names(config)) - found.keys(), within)
+    return found
+
+
+def _wanted(wanted: set[str], in_use: list[Any]) -> dict[str, Any]:
+    """Returns those of classes and functions in use, or else of the script itself, that have a name that is wanted."""
+    own = [value for value in in_use if callable(value) or isinstance(value, (list, tuple, dict))]
+    used = {name: thing for name, thing in names_of(own).items() if name in wanted}
+    script = vars(sys.modules["__main__"])
+    there = {name: script[name] for name in wanted - used.keys() if callable(script.get(name))}
+    return {**there, **used}
+
+
+def _flat(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        if value.get("class_name") == "function" and isinstance(value.get("config"), str):
-            yield value["config"]
         value = list(value.values())
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
+        return [part for item in value for part in _flat(item)]
+    return [value]
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Yields the names of functions, and of classes of no module of Keras's, in a configuration."""
+    if isinstance(value, dict):
+        if isinstance(value.get("class_name"), str) and "config" in value:
+            if value["class_name"] == "function" and isinstance(value["config"], str):
+                yield value["config"]
+            elif str(value.get("module")).partition(".")[0] not in ("keras", "builtins"):
+                yield value["class_name"]
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _functions(item)
+            yield from _names(item)
 
 
 def _walk(value: Any, found: dict[str, Any]) -> None:

@@ -1,0 +1,109 @@
+"""What of the user's own travels: found by itself where it is in use, and tried on the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+keras = pytest.importorskip("keras", reason="the Keras estimator needs keras")
+pytest.importorskip(keras.backend.backend(), reason="Keras needs its backend")
+
+from sparkvod.estimators.keras import building  # noqa: E402
+
+optimizers = keras.optimizers
+
+
+def network() -> Any:
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def half() -> float:
+    return 0.5
+
+
+def script_schedule() -> Any:
+    """Returns a schedule whose class is in no module, as that of a script's or a notebook's is for a rank."""
+
+    class Script(optimizers.schedules.LearningRateSchedule):
+        def __init__(self, rate: float = 0.25) -> None:
+            self.rate = rate
+
+        def __call__(self, step: Any) -> Any:
+            return self.rate
+
+        def get_config(self) -> dict[str, Any]:
+            return {"rate": self.rate}
+
+    Script.__module__ = "__main__"
+    return Script()
+
+
+class Bare(optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step: Any) -> Any:
+        return 0.1
+
+
+class Unnamed(keras.losses.Loss):
+    def __init__(self, k: int) -> None:
+        super().__init__()
+
+    def call(self, y: Any, p: Any) -> Any:
+        return y - p
+
+
+class Counting(keras.metrics.Mean):
+    def __init__(self, k: int) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(("rate", "value"), [(half, 0.5), (script_schedule(), 0.25), (0.125, 0.125)])
+def test_learning_rates_travel(rate: Any, value: float, wrapped: bool) -> None:
+    optimizer = optimizers.SGD(rate)
+    if wrapped:
+        optimizer = optimizers.LossScaleOptimizer(optimizer)
+    made = building.Parts(building.pack({"optimizer": optimizer}, network(), {})).optimizer()
+    made = getattr(made, "inner_optimizer", made)
+    made.build([])
+    assert float(keras.ops.convert_to_numpy(made.learning_rate)) == value
+
+
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+@pytest.mark.parametrize(
+    ("name", "part", "words"),
+    [
+        (
+            "optimizer",
+            optimizers.SGD(lambda: 0.1),
+            r"optimizer=SGD was found.* write a lambda as a function with a name",
+        ),
+        ("optimizer", optimizers.SGD(Bare()), "optimizer=SGD .*NotImplementedError.* as each rank does"),
+        ("loss", Unnamed(3), r"loss=Unnamed was found, which cannot be made again from its get_config\(\)"),
+        ("metrics", [[Counting(3)]], "metrics=.*Counting.* cannot be made again"),
+    ],
+)
+def test_what_a_rank_could_not_make(name: str, part: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        building.pack({name: part}, network(), {})
+
+
+def test_classes_of_a_script() -> None:
+    """Keras names no module for them; they go along because the model has them."""
+
+    class Double(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return 2 * x
+
+    class Net(keras.Model):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.double = Double()
+
+        def call(self, x: Any) -> Any:
+            return self.double(x)
+
+    Double.__module__ = Net.__module__ = "__main__"
+    inner = building.Parts(building.pack({}, keras.Sequential([keras.Input((2,)), Double()]), {})).model()
+    assert type(inner.layers[-1]).__name__ == "Double"
+    assert type(building.Parts(building.pack({}, Net(), {})).model()).__name__ == "Net"
