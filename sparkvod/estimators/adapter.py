@@ -98,6 +98,9 @@ class Adapter(ABC):
     def epoch_ended(self, record: dict[str, Any]) -> None:
         """Steps the learning-rate schedule."""
 
+    def callbacks_done(self, record: dict[str, Any]) -> None:  # noqa: B027
+        """Runs when the callbacks of an epoch's end have run."""
+
     @property
     @abstractmethod
     def learning_rate(self) -> float | None:

@@ -27,6 +27,18 @@ class Callback:
     def on_batch_end(self, trainer: Trainer, epoch: int, step: int) -> None:
         """Runs after step ``step``, from 0."""
 
+    def on_validation_begin(self, trainer: Trainer) -> None:
+        """Runs before an epoch's validation, if there is one; the weights may be others until it ends."""
+
+    def on_validation_batch_begin(self, trainer: Trainer, step: int) -> None:
+        """Runs before step ``step`` of the validation, from 0."""
+
+    def on_validation_batch_end(self, trainer: Trainer, step: int) -> None:
+        """Runs after step ``step`` of the validation, from 0."""
+
+    def on_validation_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
+        """Runs after an epoch's validation; ``record`` has its figures, the same on all ranks."""
+
     def on_epoch_end(self, trainer: Trainer, epoch: int, record: dict[str, Any]) -> None:
         """Runs after an epoch; ``record`` is its line of the history, the same on all ranks."""
 

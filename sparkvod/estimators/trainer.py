@@ -114,7 +114,7 @@ class Trainer:
         self._asked_to_stop = True
 
     def running(self) -> dict[str, Any]:
-        """Returns this rank's figures of the epoch so far."""
+        """Returns this rank's figures of the epoch so far, or of its validation while that is under way."""
         return self.adapter.record(self._running)
 
     def run(self) -> TrainResult:
@@ -259,6 +259,7 @@ class Trainer:
         self.history.append(record)
         self._post(epoch, steps, steps, speed, record["train"], record.get("validation"))
         self._call("on_epoch_end", epoch, record)
+        adapter.callbacks_done(record)
         self._agree_to_end()
 
     def _agree_to_end(self) -> None:
@@ -267,13 +268,20 @@ class Trainer:
             self._ends = bool(sums.across("sparkvod.stop", np.array([float(self._asked_to_stop)]))[0])
 
     def _validate(self, reader: Reader) -> dict[str, Any]:
-        running = np.zeros(self.adapter.sums_size)
+        trained, running = self._running, np.zeros(self.adapter.sums_size)
         steps = self.task.validation_steps_per_epoch or reader.steps
+        self._call("on_validation_begin")
         with closing(self._ahead(reader, 0, 0, steps)) as batches:
-            for batch in batches:
+            for step, batch in enumerate(batches):
+                self._call("on_validation_batch_begin", step)
                 if batch.rows:
-                    running += self.adapter.evaluate(batch)
-        return self.adapter.record(sums.across("sparkvod.validation", running))
+                    running = running + self.adapter.evaluate(batch)
+                self._running = running
+                self._call("on_validation_batch_end", step)
+        record = self.adapter.record(sums.across("sparkvod.validation", running))
+        self._running = trained
+        self._call("on_validation_end", record)
+        return record
 
     # ---- batches --------------------------------------------------------------------------------------------------
 

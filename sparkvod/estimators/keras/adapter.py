@@ -173,7 +173,13 @@ class KerasAdapter(Adapter):
     # ---- between epochs ---------------------------------------------------------------------------------------------
 
     def epoch_ended(self, record: dict[str, Any]) -> None:
-        """Keeps the weights, if they are the best so far and the best are asked for."""
+        """Does nothing: a schedule of Keras's is in the optimizer."""
+
+    def callbacks_done(self, record: dict[str, Any]) -> None:
+        """Keeps the weights, if they are the best so far and the best are asked for.
+
+        After the callbacks, one of which may have put averaged weights into the model, as the validation had them.
+        """
         if self._best is not None and self._best.improved(record):
             self._best.keep(packing.dump_variables(self._model.weights) if hvd.rank() == 0 else b"")
 

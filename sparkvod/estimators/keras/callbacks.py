@@ -37,14 +37,15 @@ class KerasCallbacks(Callback):
     def __init__(self, content: bytes, store: Any = None, run_id: str = "") -> None:
         self._content, self._store, self._run_id = content, store, run_id
         self._callbacks: list[Any] = []
-        self._wants_logs = False
+        self._wants_logs = self._wants_test_logs = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Makes the callbacks and gives them the model."""
         found = pickle.loads(self._content)
         self._callbacks = [c for c in found if trainer.rank == 0 or not _is_one_of(c, _WRITE)]
-        self._wants_logs = any(_reads_batches(callback) for callback in self._callbacks)
+        self._wants_logs = any(_overrides(c, "on_train_batch_end", "on_batch_end") for c in self._callbacks)
+        self._wants_test_logs = any(_overrides(callback, "on_test_batch_end") for callback in self._callbacks)
         trainer.model.stop_training = False
         params = {"epochs": trainer.task.epochs, "steps": trainer.steps, "verbose": 0}
         for callback in self._callbacks:
@@ -71,6 +72,27 @@ class KerasCallbacks(Callback):
         for callback in self._callbacks:
             callback.on_train_batch_end(step, dict(logs))
         self._heed(trainer)
+
+    def on_validation_begin(self, trainer: Trainer) -> None:
+        """Calls theirs: one of them may swap weights for its averages until the validation's end."""
+        for callback in self._callbacks:
+            callback.on_test_begin({})
+
+    def on_validation_batch_begin(self, trainer: Trainer, step: int) -> None:
+        """Calls theirs."""
+        for callback in self._callbacks:
+            callback.on_test_batch_begin(step, {})
+
+    def on_validation_batch_end(self, trainer: Trainer, step: int) -> None:
+        """Calls theirs, with this rank's figures so far if one of them reads them."""
+        logs = trainer.running() if self._wants_test_logs else {}
+        for callback in self._callbacks:
+            callback.on_test_batch_end(step, dict(logs))
+
+    def on_validation_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
+        """Calls theirs, with the figures of all ranks."""
+        for callback in self._callbacks:
+            callback.on_test_end(dict(record))
 
     def on_epoch_end(self, trainer: Trainer, epoch: int, record: dict[str, Any]) -> None:
         """Calls theirs, with the figures of all ranks."""
@@ -135,10 +157,10 @@ def _is_one_of(callback: Any, names: tuple[str, ...]) -> bool:
     return any(cls.__name__ in names and cls.__module__.startswith("keras.") for cls in type(callback).__mro__)
 
 
-def _reads_batches(callback: Any) -> bool:
-    """Returns whether a callback does something at a batch's end, and may look at the figures."""
-    methods = [getattr(type(callback), name) for name in ("on_train_batch_end", "on_batch_end")]
-    return any(not method.__module__.endswith("callbacks.callback") for method in methods)
+def _overrides(callback: Any, *hooks: str) -> bool:
+    """Returns whether a callback does something in one of these hooks, and may look at the figures."""
+    methods = [getattr(callback, name) for name in hooks]  # LambdaCallback has its own on the object
+    return any(not str(getattr(method, "__module__", "")).endswith("callbacks.callback") for method in methods)
 
 
 def _remembered(callback: Any) -> dict[str, bytes]:
