@@ -136,7 +136,7 @@ def build(
         optimizer=optimizer,
         loss=in_model_order(feed, parts.made("loss")) if own_loss else None,
         metrics=in_model_order(feed, parts.made("metrics")),
-        weighted_metrics=in_model_order(feed, parts.made("weighted_metrics")),
+        weighted_metrics=in_model_order(feed, parts.made("weighted_metrics"), "weighted_metrics"),
         jit_compile=False,
     )
     loop = Loop(feed, terms, [1.0 if factor is None else float(factor) for factor in factors], own_loss)
@@ -160,7 +160,20 @@ def build(
     return loop, planned, tails_out
 
 
-def in_model_order(feed: Feed, found: Any) -> Any:
-    """Returns losses or metrics as ``compile`` takes them; lists with one member per label are in the labels' order."""
+def in_model_order(feed: Feed, found: Any, what: str = "metrics") -> Any:
+    """Returns losses or metrics as ``compile`` takes them: by output.
+
+    Args:
+        feed: the model and its outputs.
+        found: a list with one member per label is in the labels' order; a dict may name outputs or labels.
+        what: what they are, for messages.
+
+    Raises:
+        ValueError: there are other names. (Keras passes over them where a model has one output.)
+    """
+    if isinstance(found, dict):
+        by_label(found, feed.labels, feed.output_names, what)
+        outputs = dict(zip(feed.labels, feed.output_names, strict=True))
+        found = {name if name in feed.output_names else outputs[name]: value for name, value in found.items()}
     is_by_label = isinstance(found, list) and len(found) == len(feed.order) > 1
     return (feed.as_model_says(found) if is_by_label else found) or None

@@ -58,20 +58,23 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
 
     def _check_given(self) -> None:
         """Checks that what training needs was given, and fits together as far as that is known without data."""
-        from sparkvod.estimators.keras import given
+        from sparkvod.estimators.keras import given, monitoring
 
         given.check(self, self._given())
+        monitoring.check_packages(self.value("callbacks"))
 
     def _check_early(self, dataset: Any, payload: bytes, asked: dict[str, Any]) -> None:
-        from sparkvod.estimators.keras import given
+        from sparkvod.estimators.keras import given, monitoring
 
         given.check_monitor(self.value("checkpoint_callback"), bool(asked["validation"]))
+        monitoring.check_validation(self.value("callbacks"), bool(asked["validation"]))
         super()._check_early(dataset, payload, asked)
 
     def _check_prepared(self, data: Any, features: list[str]) -> None:
-        from sparkvod.estimators.keras import given
+        from sparkvod.estimators.keras import given, monitoring
 
         given.check_monitor(self.value("checkpoint_callback"), data.val is not None)
+        monitoring.check_validation(self.value("callbacks"), data.val is not None)
         super()._check_prepared(data, features)
 
     def _pack(self) -> bytes:
@@ -100,17 +103,18 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         return Plan(inputs, planned, outputs)
 
     def _check_monitor(self, loop: Any) -> None:
-        from sparkvod.estimators.keras import given
+        import numpy as np
+
+        from sparkvod.estimators.keras import given, monitoring
         from sparkvod.estimators.keras.best import falls
 
+        names = list(loop.record(np.zeros(loop.sums_size)))
+        names += [f"val_{name}" for name in names]
+        monitoring.check_names(self.value("callbacks"), loop, names)
         wanted = given.best(self.value("checkpoint_callback"))
         if wanted is None:
             return
-        import numpy as np
-
-        names = list(loop.record(np.zeros(loop.sums_size)))
         falls(wanted, loop.model.metrics)
-        names += [f"val_{name}" for name in names]
         if wanted.monitor not in names:
             raise DataError(
                 f"checkpoint_callback with monitor={wanted.monitor!r} was found, one of {', '.join(names)} was expected"

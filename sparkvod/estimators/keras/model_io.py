@@ -119,12 +119,13 @@ class Feed:
         labels: names of the labels.
 
     Attributes:
+        labels: these.
         order: for each label, the place of its output in what the model returns.
         output_names: the outputs' names in the labels' order; the labels' own where the model names none.
     """
 
     def __init__(self, model: Any, inputs: Sequence[Input], labels: Sequence[str]) -> None:
-        self.model, self.inputs = model, tuple(inputs)
+        self.model, self.inputs, self.labels = model, tuple(inputs), list(labels)
         names = list(getattr(model, "output_names", None) or [])
         if len(names) != len(labels):
             names = list(labels)

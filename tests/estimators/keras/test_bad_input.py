@@ -55,6 +55,11 @@ def two_inputs() -> Any:
     return keras.Model(inputs, layers.Dense(1)(layers.Concatenate()(inputs)))
 
 
+def two_outputs() -> Any:
+    entry = keras.Input((2,))
+    return keras.Model(entry, [layers.Dense(1, name="a")(entry), layers.Dense(1, name="b")(entry)])
+
+
 class Steps(keras.Model):
     def train_step(self, data: Any) -> Any:
         return {}
@@ -128,6 +133,8 @@ def classes(**params: Any) -> dict[str, Any]:
         ({"model": OwnLoss()}, DataError, r"compute_loss\(\) of OwnLoss failed .*\[5\] and \[5, 3\]: one number"),
         ({"metrics": [keras.metrics.AUC]}, ValueError, r"the class AUC was found in metrics"),
         ({"metrics": ["nothing"]}, DataError, "the metrics cannot be computed"),
+        ({"metrics": {"z": ["mae"]}}, ValueError, "metrics for z was found, names of outputs"),
+        ({"model": two_outputs(), "label_cols": ["y", "k"], "metrics": {"z": "mae"}}, ValueError, "metrics for z was"),
         ({"gradient_compression": TopK(0.1)}, ValueError, r"TopK\(ratio=0.1\) was found.*TorchEstimator only"),
         ({"loss_weights": [1.0, 2.0]}, ValueError, "one number per label"),
         ({"callbacks": [NotKeras()]}, ValueError, "NotKeras was found in callbacks"),
@@ -166,6 +173,15 @@ def test_before_anything_starts(store: Any, params: dict[str, Any], error: type[
     estimator = KerasEstimator(**{**defaults, "backend": Never(), "store": store, "verbose": 0, **params})
     with pytest.raises(error, match=words):
         estimator.fit_on_parquet()
+
+
+def test_metrics_by_the_names_of_labels() -> None:
+    """As losses may be given; Keras takes the outputs' names alone."""
+    from sparkvod.estimators.keras.building import in_model_order
+    from sparkvod.estimators.keras.model_io import Feed
+
+    feed = Feed(two_outputs(), [], ["y", "k"])
+    assert in_model_order(feed, {"k": ["mae"], "a": ["mse"]}) == {"b": ["mae"], "a": ["mse"]}
 
 
 def test_a_file_of_a_newer_keras() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,7 @@ class Board(keras.callbacks.TensorBoard):
         assert logs["val_loss"] > 0
         (Path(self.log_dir) / "epochs").write_text(str(epoch))
 
-    on_train_batch_begin = on_train_batch_end = on_epoch_begin
+    on_train_batch_begin = on_train_batch_end = on_test_begin = on_test_end = on_epoch_begin
 
 
 class Tells(Callback):
@@ -282,6 +283,22 @@ def test_predictions_do_not_depend_on_how_rows_are_cut(rows: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+class Applies(layers.Layer):
+    """Has what it applies where nobody looks for it."""
+
+    def __init__(self, things: Any, **options: Any) -> None:
+        super().__init__(**options)
+        things = [keras.saving.deserialize_keras_object(t) if isinstance(t, dict) else t for t in things]
+        self.applied = lambda x: functools.reduce(lambda value, thing: thing(value), things, x)
+        self.shown = [keras.saving.serialize_keras_object(thing) for thing in things]
+
+    def call(self, x: Any) -> Any:
+        return self.applied(x)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "things": self.shown}
+
+
 def test_custom_objects_go_where_the_model_goes(store: Any) -> None:
     class Halved(layers.Layer):
         """Which nobody finds by its name, since it is in a function."""
@@ -292,9 +309,12 @@ def test_custom_objects_go_where_the_model_goes(store: Any) -> None:
     model = network(Halved(), layers.Dense(1))
     expected, history = fitted_by_keras(model, X, Y, loss="mse")
     options = {"optimizer": keras.optimizers.SGD(0.1, momentum=0.9), "loss": "mse"}
+    assert_same(make(store, model, **options).fit_on_parquet(), expected, history)  # since the model has it
+    hidden = network(Applies([Halved()]), layers.Dense(1))
+    hidden.set_weights(model.get_weights())
     with pytest.raises(DataError, match="pass what Keras cannot find by custom_objects"):
-        make(store, model, **options).fit_on_parquet()
-    found = make(store, model, custom_objects={"Halved": Halved}, **options).fit_on_parquet()
+        make(store, hidden, **options).fit_on_parquet()
+    found = make(store, hidden, custom_objects={"Halved": Halved}, **options).fit_on_parquet()
     assert_same(found, expected, history)
     again = found._load("model", found._dump("model", found.getModel()))
     np.testing.assert_array_equal(again.get_weights()[0], found.getModel().get_weights()[0])
