@@ -104,9 +104,9 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob(
             "linger_us",
-            0,
+            300,
             "microseconds that the background thread waits for more tensors to fuse, after a cycle that agreed on less "
-            "than 1 MiB; a caller that waits for a result ends it",
+            "than 1 MiB; a caller that waits for a result ends it, and nothing waits that has a completion to be called",
             True,
             minimum=0,
             maximum=10**6,

@@ -17,7 +17,7 @@ struct Config {
   double collective_timeout = 600;       // s; 0: for ever
   double stall_check_time_seconds = 60;  // s; 0: never
   int64_t fusion_threshold = 64 << 20;   // bytes
-  int64_t linger_us = 0;                 // us
+  int64_t linger_us = 300;               // us
   int64_t one_shot_bytes = 32 << 10;     // bytes
   int64_t cache_capacity = 1024;         // entries
   int64_t spin_us = 50;                  // us

@@ -11,7 +11,7 @@ namespace sparkvod {
 
 struct Tunables {
   int64_t fusion_threshold = 0;  // bytes
-  int64_t linger_us = 0;         // us
+  int64_t linger_us = 300;       // us
   int64_t one_shot_bytes = 0;    // bytes
   int64_t link_mbits = 0;        // 10^6 bits per second
   int64_t tcp_streams = 0;       // of those that are connected

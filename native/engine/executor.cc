@@ -67,11 +67,12 @@ Result Executor::Execute(const std::vector<Agreed>& agreed, std::vector<const ch
   if (batches.size() == 1 && agreed.size() == 1) batches[0].call.offers = std::move(offers);
   for (const Batch& batch : batches) {
     SPARKVOD_TRY(ExecuteBatch(batch, agreed));
+    // Before anybody is told that the last is done, and asks for a sample.
+    if (&batch == &batches.back() && meter_.on()) meter_.Count(agreed, carried_bytes_);
     for (const Batch::Piece& piece : batch.pieces)
       if (--left[piece.agreed] == 0) finish_(agreed[piece.agreed].operation, {});
   }
   last_bytes_ = carried_bytes_ - carried_before;
-  if (meter_.on()) meter_.Count(agreed, carried_bytes_);
   return {};
 }
 

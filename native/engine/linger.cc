@@ -17,7 +17,8 @@ constexpr int64_t kLookNs = 50000;
 
 // Only the background thread does it: what nobody waits for yet may come later, and more with it.
 // A caller that waits submits nothing meanwhile, so its cycles begin at once, as those do that a
-// peer has begun already, since it waits.
+// peer has begun already, since it waits, and all where completions are called: they are what the
+// application waits for, as far as is known.
 void Engine::Linger() {
   const int64_t linger_ns = executor_->linger_ns();
   if (linger_ns == 0 || again_ || executor_->last_bytes() >= kFewBytes) return;
@@ -28,7 +29,7 @@ void Engine::Linger() {
     if (!negotiator_->PeerBegan(&began).ok() || began) return;
     {
       const std::lock_guard<std::mutex> lock(mu_);
-      if (waiters_ > 0) return;
+      if (waiters_ > 0 || calls_back_) return;
       uint64_t bytes = 0;
       for (const auto& operation : queue_)
         bytes += static_cast<uint64_t>(operation->request.bytes());

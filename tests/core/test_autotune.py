@@ -82,7 +82,7 @@ def test_it_ends_frozen_with_the_same_values_everywhere(transport: str, tmp_path
     assert frozen == {name: str(value) for name, value in found[0]["tunables"].items()}
     assert any({name: row[name] for name in frozen} == frozen for row in rows[:-1])
     assert {row["fusion_threshold"] for row in rows} == {"1000000"}
-    assert rows[0]["linger_us"] == "0"
+    assert rows[0]["linger_us"] == "300"
     moved = {name for name in frozen if len({row[name] for row in rows}) > 1}
     if transport == "tcp":
         assert moved == {"linger_us", "link_gbits", "tcp_streams"}
@@ -184,7 +184,7 @@ def test_a_log_that_cannot_be_written_costs_a_warning(
 def test_off_there_is_no_tuner(alone: pytest.MonkeyPatch) -> None:
     basics.init()
     assert basics.world().autotuner is None
-    assert basics.stats()["tunables"]["linger_us"] == 0
+    assert basics.stats()["tunables"]["linger_us"] == 300
     basics.shutdown()
     assert autotune.overrides(autotune.settings()) == {}
     assert not autotune.settings().on
