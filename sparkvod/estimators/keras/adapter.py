@@ -65,6 +65,7 @@ class KerasAdapter(Adapter):
         hvd.init()
         steps.use_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
         keras.backend.set_floatx(self._parts.raw("floatx"))
+        keras.config.set_dtype_policy(self._parts.raw("dtype_policy"))
         keras.utils.set_random_seed(self.task.seed % (1 << 32))  # for what is initialised only now
         task = self.task
         self._model = self._parts.model()
@@ -100,14 +101,16 @@ class KerasAdapter(Adapter):
         state = self._parts.raw("optimizer_state")
         if state is not None:
             packing.load_variables(optimizer.variables, state)
-        if self._model.dtype_policy.name == "mixed_float16" and not hasattr(optimizer, "inner_optimizer"):
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)  # as compile() does
+        if self._parts.raw("scales_loss") and not hasattr(optimizer, "inner_optimizer"):
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
             optimizer.build(self._model.trainable_variables)
         self._model.optimizer = optimizer
         if self.task.scale_lr:
             optimizer.learning_rate = float(ops.convert_to_numpy(optimizer.learning_rate)) * hvd.size()
         compression = self._parts.raw("gradient_compression")
-        self._optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, sparse_as_dense=True, op=hvd.Sum)
+        options = {"compression": compression, "sparse_as_dense": True, "op": hvd.Sum}
+        with packing.under_policy("float32"):  # not to be refused by everybody's policy: the model's own has decided
+            self._optimizer = hvd.DistributedOptimizer(optimizer, **options)
         self._steps = steps.for_backend(self._loop, self._optimizer, self.task.backward_passes_per_step)
 
     # ---- steps ------------------------------------------------------------------------------------------------------

@@ -71,7 +71,12 @@ def pack(parts: dict[str, Any], model: Any, custom_objects: dict[str, Any]) -> b
         packed[name] = dump_part(name, taken_apart)
         with _made_again(name, part):
             packing.put_together(pickle.loads(packed[name]), objects)
-    packed["dtype_policy"] = pickle.dumps(keras.config.dtype_policy().name)
+    packed["dtype_policy"] = pickle.dumps(packing.policy_name())
+    # As compile() does, unless it has been called; asked of the model itself, not of a copy.
+    scales = model.dtype_policy.name == "mixed_float16" and parts.get("optimizer") is not getattr(
+        model, "optimizer", None
+    )
+    packed["scales_loss"] = pickle.dumps(scales)
     packed["custom_objects"] = dump_part("custom_objects", objects)
     packed["model"] = packing.dump_model(model, objects)
     return pickle.dumps(packed)

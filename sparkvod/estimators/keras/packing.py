@@ -27,6 +27,7 @@ from sparkvod.estimators.keras.custom import found_in
 from sparkvod.estimators.parts import dump_part
 
 _OBJECTS = "sparkvod_objects.pkl"
+_POLICY = "sparkvod_policy.txt"
 
 
 def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None, bare: bool = True) -> bytes:
@@ -54,9 +55,10 @@ def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None, bare
         with zipfile.ZipFile(path) as archive:
             config = json.loads(archive.read("config.json"))
         objects = {**found_in(config, model), **(custom_objects or {})}
-        if objects:
-            with zipfile.ZipFile(path, "a") as archive:
+        with zipfile.ZipFile(path, "a") as archive:
+            if objects:
                 archive.writestr(_OBJECTS, dump_part("custom_objects", objects))
+            archive.writestr(_POLICY, policy_name())
         return path.read_bytes()
 
 
@@ -86,6 +88,7 @@ def load_model(content: bytes, compiled: bool = False) -> Any:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         written = str(json.loads(archive.read("metadata.json")).get("keras_version", "0"))
         objects = pickle.loads(archive.read(_OBJECTS)) if _OBJECTS in archive.namelist() else {}
+        policy = archive.read(_POLICY).decode() if _POLICY in archive.namelist() else policy_name()
     if _version(written) > _version(keras.__version__):
         raise DataError(
             f"a model that Keras {written} saved was found, and this Python has Keras {keras.__version__}: the same "
@@ -94,7 +97,7 @@ def load_model(content: bytes, compiled: bool = False) -> Any:
     with tempfile.TemporaryDirectory(prefix="sparkvod-") as folder:
         path = Path(folder) / "model.keras"
         path.write_bytes(content)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), under_policy(policy):
             warnings.filterwarnings("ignore", message=".*optimizer.*variables.*")
             try:
                 # Lambdas are what this very model had; pickled classes are run anyway.
@@ -105,6 +108,27 @@ def load_model(content: bytes, compiled: bool = False) -> Any:
                     "own layers a get_config() with all that their constructors need, and pass what Keras cannot "
                     "find by custom_objects={'name': class or function}"
                 ) from error
+
+
+def policy_name() -> str:
+    """Returns the name of the dtype policy that layers have which are given none; floatx for one of the user's own."""
+    name = str(keras.config.dtype_policy().name)
+    try:
+        keras.dtype_policies.get(name)
+    except ValueError:
+        return str(keras.backend.floatx())
+    return name
+
+
+@contextmanager
+def under_policy(policy: str) -> Iterator[None]:
+    """Makes models by the dtype policy that was everybody's where they were made: not all layers are saved with it."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from tests.estimators.backends import Here, write
 
 keras = pytest.importorskip("keras", reason="the Keras estimator needs keras")
 pytest.importorskip(keras.backend.backend(), reason="Keras needs its backend")
 
-from sparkvod.estimators.keras import building  # noqa: E402
+from sparkvod.estimators import Callback, KerasEstimator  # noqa: E402
+from sparkvod.estimators.keras import building, packing  # noqa: E402
 
 optimizers = keras.optimizers
 
@@ -107,3 +113,55 @@ def test_classes_of_a_script() -> None:
     inner = building.Parts(building.pack({}, keras.Sequential([keras.Input((2,)), Double()]), {})).model()
     assert type(inner.layers[-1]).__name__ == "Double"
     assert type(building.Parts(building.pack({}, Net(), {})).model()).__name__ == "Net"
+
+
+class Inner(keras.Model):
+    """Makes a layer in its constructor, which no configuration knows."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.last(x)
+
+
+@pytest.fixture
+def halves() -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+def test_a_dtype_policy_travels(halves: None) -> None:
+    content = [packing.dump_model(model) for model in (network(), Inner())]
+    keras.config.set_dtype_policy("float32")  # as it is where the model is made again
+    plain, inner = map(packing.load_model, content)
+    assert plain.dtype_policy.name == "mixed_float16"
+    assert inner.last.dtype_policy.name == "mixed_float16"
+    assert keras.config.dtype_policy().name == "float32"
+
+
+class Looks(Callback):
+    """Notes the optimizer that a rank has."""
+
+    seen: list[Any] = []
+
+    def on_train_begin(self, trainer: Any) -> None:
+        self.seen.append(hasattr(trainer.optimizer, "inner_optimizer"))
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="no losses are scaled on JAX: it is refused")
+@pytest.mark.parametrize(("options", "scaled"), [({}, True), ({"auto_scale_loss": False}, False)])
+def test_losses_are_scaled_as_keras_does(halves: None, tmp_path: Path, options: Any, scaled: bool) -> None:
+    model = network()
+    model.compile("sgd", "mse", **options)
+    numbers = np.linspace(0, 1, 8, dtype="float32")
+    store = write(tmp_path / "store", x=np.stack([numbers, numbers], 1), y=numbers)
+    Looks.seen.clear()
+    given = {"optimizer": "sgd", "loss": "mse"}
+    fixed = {"store": store, "backend": Here(), "verbose": 0, "feature_cols": ["x"], "label_cols": ["y"]}
+    for params in ({"model": model}, {"model": network(), **given}):
+        KerasEstimator(**params, **fixed, callbacks=[Looks()]).fit_on_parquet()
+    assert Looks.seen == [scaled, True]
