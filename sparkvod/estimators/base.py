@@ -218,6 +218,7 @@ class EstimatorBase(Planning, Saved, Estimator):
         with timings.phase("preparing"):
             features = [data.column(name) for name in feature_cols]
             labels = [data.column(name) for name in self.value("label_cols")]
+            payload = self._completed(payload, features)
             plan = self._plan(payload, features, labels)
             self._check_values(plan, data)
             task = self._task(launcher.num_processes(), payload, store, data, plan)

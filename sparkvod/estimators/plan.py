@@ -38,6 +38,10 @@ class Planning(TableParams):
     def _plan(self, payload: bytes, features: Sequence[Any], labels: Sequence[Any]) -> Plan:
         """Tries the model on rows of zeros; ``DataError`` if columns, model, loss and labels do not fit together."""
 
+    def _completed(self, payload: bytes, features: Sequence[Any]) -> bytes:
+        """Returns the payload anew, if it could not hold all of the model before the columns were known."""
+        return payload
+
     def _takes(self, plan: Plan) -> Sequence[values.Takes | None]:
         """Returns which values of each label its loss takes; None where that is not known."""
         return [None] * len(plan.labels)
@@ -69,7 +73,7 @@ class Planning(TableParams):
         features = [_with_width(dataset, known[name], shape) for name, shape in zip(names, shapes, strict=True)]
         labels = [_with_width(dataset, known[name], None) for name in asked["label_cols"]]
         if all(-1 not in column.shape for column in features + labels):
-            self._plan(payload, features, labels)
+            self._plan(self._completed(payload, features), features, labels)
 
     def _check_prepared(self, data: PreparedData, features: list[str]) -> None:
         """Checks the columns of data that lie in the store: that they are there, and alike in both parts."""

@@ -80,14 +80,31 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
     def _pack(self) -> bytes:
         import keras
 
-        from sparkvod.estimators.keras import building, given
+        from sparkvod.estimators.keras import building, forgetting, given
 
         parts = self._given()
         parts["optimizer"], parts["optimizer_state"] = given.optimizer(parts["optimizer"])
         parts["gradient_compression"] = self.value("gradient_compression")
         parts["best"] = given.best(self.value("checkpoint_callback"))
         parts |= {"backend": keras.backend.backend(), "floatx": keras.backend.floatx()}
+        parts["may_forget"] = forgetting.may_forget(self.value("model"))
         return building.pack(parts, self.value("model"), dict(self.value("custom_objects") or {}))
+
+    def _completed(self, payload: bytes, features: Sequence[Any]) -> bytes:
+        from sparkvod.estimators.keras import building, forgetting, given, model_io
+
+        parts = building.Parts(payload)
+        if not parts.raw("may_forget"):
+            return payload
+        model = self.value("model")
+        if not forgetting.forgotten(model, parts.model()):
+            return payload
+        if not model.built:
+            inputs = model_io.plan_inputs(model, features, self.value("input_shapes"), self.value("input_dtypes"))
+            given.build(model_io.Feed(model, inputs, self.value("label_cols")))
+        payload = self._pack()
+        forgetting.refuse(model, forgetting.forgotten(model, building.Parts(payload).model()))
+        return payload
 
     def _plan(self, payload: bytes, features: Sequence[Any], labels: Sequence[Any]) -> Plan:
         from sparkvod.estimators.keras import building, model_io
@@ -155,10 +172,13 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
     # ---- saving -----------------------------------------------------------------------------------------------------
 
     def _dump(self, name: str, value: Any) -> bytes:
-        from sparkvod.estimators.keras import packing
+        from sparkvod.estimators.keras import forgetting, packing
 
         if name == "model":
-            return packing.dump_model(value, self.value("custom_objects"), bare=False)
+            content = packing.dump_model(value, self.value("custom_objects"), bare=False)
+            if forgetting.may_forget(value):
+                forgetting.refuse(value, forgetting.forgotten(value, packing.load_model(content)))
+            return content
         return super()._dump(name, packing.taken_apart(value))
 
     def _load(self, name: str, content: bytes) -> Any:
