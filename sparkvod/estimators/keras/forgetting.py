@@ -1,7 +1,7 @@
 """What a model has learned and its ``.keras`` file does not hold: on the driver.
 
 Keras saves the variables of every layer, but makes a subclassed model again from its constructor alone. Where the model
-was not built, or Keras cannot build the copy as it was, the copy's layers have no variables yet, and what ``adapt()`` or
+was not built, or Keras cannot build the copy, the copy's layers have no variables yet, and what ``adapt()`` or
 earlier training put into the model's is passed over.
 """
 
