@@ -107,7 +107,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         return payload
 
     def _plan(self, payload: bytes, features: Sequence[Any], labels: Sequence[Any]) -> Plan:
-        from sparkvod.estimators.keras import building, model_io
+        from sparkvod.estimators.keras import adding, building, model_io
 
         parts = building.Parts(payload)
         model = parts.model()
@@ -115,6 +115,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         tails = columns.label_tails(labels, self.value("label_shapes"))
         weighted = self.value("sample_weight_col") is not None
         loop, planned, outputs = building.build(parts, model, inputs, labels, tails, weighted)
+        adding.require_sums(loop, planned, labels, outputs, weighted)
         self._terms = loop.terms
         self._check_monitor(loop)
         return Plan(inputs, planned, outputs)
