@@ -52,7 +52,7 @@ class WritePlan:
         split: name of the column that says which rows are for validation.
         fraction: else the fraction of rows for validation.
         seed: decides which rows these are.
-        labels: the columns whose range of values is noted.
+        labels: the columns whose range of values is noted, as that of the weights is.
     """
 
     store: FilesystemStore
@@ -67,7 +67,7 @@ class WritePlan:
 
 
 class Checks:
-    """Counts of what is wrong with the data, the widths of vectors, and the ranges of labels.
+    """Counts of what is wrong with the data, the widths of vectors, and the ranges of labels and weights.
 
     Attributes:
         problems: column -> kind of problem -> number of rows.
@@ -91,7 +91,7 @@ class Checks:
             self.problems.setdefault(column, Counter())[kind] += int(rows)
 
     def note_range(self, column: str, values: np.ndarray) -> None:
-        """Notes the values of a label, which have been found to be good."""
+        """Notes the values of a label or weight, which have been found to be good."""
         found = of_values(values)
         self.ranges[column] = found.merged(self.ranges[column]) if column in self.ranges else found
 
@@ -347,7 +347,7 @@ def _take(
     mask = splitter.mask(batch, checks)
     if not checks.ok:
         return
-    for name in plan.labels:
+    for name in dict.fromkeys([*plan.labels, *filter(None, [plan.weight])]):
         checks.note_range(name, rows[name])
     try:
         if mask is None:

@@ -137,11 +137,21 @@ def names_or_none(value: Any) -> list[str | None]:
     return value
 
 
-def numbers(value: Any) -> list[float]:
-    """Takes a list of finite numbers."""
+def some_strings(value: Any) -> list[str]:
+    """Takes a list of different strings, one at least; one string becomes a list of it."""
+    value = strings(value)
+    if not value:
+        raise ValueError("one name at least was expected, or None for all columns that are nothing else")
+    return value
+
+
+def loss_weights(value: Any) -> list[float]:
+    """Takes a list of finite numbers of 0 or more: by a negative one, that loss would be made larger."""
     value = a_list(value)
     if not all(isinstance(item, abstract_numbers.Real) and np.isfinite(float(item)) for item in value):
         raise TypeError("a list of finite numbers was expected")
+    if any(item < 0 for item in value):
+        raise ValueError("numbers of 0 or more were expected")
     return value
 
 
@@ -209,12 +219,12 @@ def refuse_classes(name: str, value: Any, base: type) -> None:
         )
 
 
-def numbers_or_dict(value: Any) -> Any:
-    """Takes a list of finite numbers, or a dict of them."""
+def loss_weights_or_dict(value: Any) -> Any:
+    """Takes a list of finite numbers of 0 or more, or a dict of them."""
     if isinstance(value, dict):
-        numbers(list(value.values()))
+        loss_weights(list(value.values()))
         return value
-    return numbers(value)
+    return loss_weights(value)
 
 
 def keras_functions(value: Any) -> Any:

@@ -105,7 +105,7 @@ class Label:
         if array.dtype.kind == "i" and found.dtype.kind == "f" and not np.array_equal(array, found):
             raise DataError(
                 f"label {self.column!r} has fractional values, such as {found[array != found].flat[0]:g}, the loss "
-                "needs whole class numbers; number the classes from 0, or take a loss for numbers, such as MSELoss"
+                "needs whole class numbers; number the classes from 0, or take a loss for numbers (the squared error)"
             )
         return array if self.tail is None else array.reshape(rows, *self.tail)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkvod import log
 from sparkvod.data import Column, PreparedData, request
 from sparkvod.data.schema import TEXT, unconvertible
 from sparkvod.errors import DataError
@@ -18,6 +19,8 @@ from sparkvod.estimators.params import TableParams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_LOG = log.get("estimators")
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,16 @@ class Planning(TableParams):
 
     def _check_values(self, plan: Plan, data: PreparedData) -> None:
         """Refuses labels with values that their losses cannot take, as far as they are known."""
+        weight, ranges = self.value("sample_weight_col"), data.ranges
+        if weight in ranges and set(ranges[weight].ends) == {0}:
+            _LOG.warning(
+                "all sample weights in column %r are 0, so that no row counts, nothing is learned and the loss is 0; "
+                "numbers above 0 were expected in some rows",
+                weight,
+            )
         changers = ("transformation_fn", "train_minibatch_fn")
         if any(name in self.TABLE and self.value(name) is not None for name in changers):
             return  # the loss may be given other values than the data have
-        ranges = data.ranges
         for label, takes in zip(plan.labels, self._takes(plan), strict=True):
             if takes is not None and label.column in ranges:
                 values.check(label.column, ranges[label.column], takes)

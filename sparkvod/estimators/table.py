@@ -83,12 +83,16 @@ ESTIMATOR: tuple[Entry, ...] = (
         _KERAS,
     ),
     Entry(
-        "loss_weights", None, checks.numbers, "weights of the labels' losses; 1/labels each when not given", _MODULES
+        "loss_weights",
+        None,
+        checks.loss_weights,
+        "weights of the labels' losses; 1/labels each when not given",
+        _MODULES,
     ),
     Entry(
         "loss_weights",
         None,
-        checks.numbers_or_dict,
+        checks.loss_weights_or_dict,
         "weights of the labels' losses, a list or a dict by output; 1 each when not given",
         _KERAS,
     ),
@@ -134,7 +138,7 @@ ESTIMATOR: tuple[Entry, ...] = (
     Entry(
         "feature_cols",
         None,
-        checks.strings,
+        checks.some_strings,
         "names of the feature columns; all but labels, weights and validation when not given",
     ),
     Entry("label_cols", None, checks.strings, "names of the label columns"),

@@ -38,7 +38,7 @@ def check(column: str, found: Range, takes: Takes) -> None:
     if takes.classes is not None and found.whole is False:
         raise DataError(
             f"label {column!r} has fractional values{_shown(values)}, {takes.loss} needs whole class numbers; number "
-            "the classes from 0 (for example with StringIndexer), or take a loss for numbers, such as MSELoss"
+            "the classes from 0 (for example with StringIndexer), or take a loss for numbers, such as the squared error"
         )
     highest = 1 if takes.classes is None else takes.classes - 1
     if not values or (values[0] >= 0 and values[-1] <= highest):
@@ -46,7 +46,7 @@ def check(column: str, found: Range, takes: Takes) -> None:
     if takes.classes is None:
         raise DataError(
             f"label {column!r} has values{_shown(values)}, {takes.loss} needs numbers from 0 to 1; make it so, or take "
-            "another loss (CrossEntropyLoss for several classes, MSELoss for any numbers)"
+            "another loss (cross entropy for several classes, squared error for any numbers)"
         )
     raise DataError(
         f"label {column!r} has values{_shown(values)}, the model has {takes.classes} outputs; {takes.loss} needs one "

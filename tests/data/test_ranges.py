@@ -62,6 +62,8 @@ def test_the_labels_of_prepared_data_have_ranges(spark: Any, tmp_path: Path) -> 
     prepared = prepare(df, store, label_cols=["k", "v"], validation=0.2, verbose=0)
     assert prepared.ranges == {"k": Range((0, 1, 2, 3), True), "v": Range((-1, 0, 14, 14.5), False)}
     assert open_prepared(store, prepared.idx).ranges == prepared.ranges
+    weighted = prepare(df, store, label_cols=["v"], sample_weight_col="k", verbose=0)
+    assert weighted.ranges["k"] == Range((0, 1, 2, 3), True)
 
 
 def test_others_files_have_those_of_their_footers(tmp_path: Path) -> None:

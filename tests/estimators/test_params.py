@@ -74,6 +74,8 @@ def test_values_are_set_by_keyword_setter_and_set_params():
         ({"shuffle": 1}, TypeError, "True or False"),
         ({"feature_cols": [1]}, TypeError, "list of strings"),
         ({"feature_cols": ["a", "a"]}, ValueError, "a came more often"),
+        ({"feature_cols": []}, ValueError, r"feature_cols=\[\] was found, one name at least was expected, or None"),
+        ({"loss_weights": [1.0, -0.5]}, ValueError, "numbers of 0 or more were expected"),
         ({"input_shapes": [20]}, TypeError, "list of shapes"),
         ({"input_shapes": [[-1, -1]]}, ValueError, "at most one -1"),
         ({"loss_weights": [float("nan")]}, TypeError, "finite numbers"),

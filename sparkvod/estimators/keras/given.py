@@ -56,6 +56,9 @@ def check(estimator: Any, given: dict[str, Any]) -> None:
     labels, weights = estimator.value("label_cols"), given["loss_weights"]
     if isinstance(weights, (list, tuple)) and len(weights) != len(labels):
         raise ValueError(f"loss_weights={weights} was found, one number per label ({len(labels)}) was expected")
+    compiled = weights.values() if isinstance(weights, dict) else weights if isinstance(weights, (list, tuple)) else []
+    if any(weight is not None and weight < 0 for weight in compiled):
+        raise ValueError(f"loss_weights={weights} was found, numbers of 0 or more were expected")
     best(estimator.value("checkpoint_callback"))
     if (compression := estimator.value("gradient_compression")) is not None:
         check_compressor(compression)
@@ -132,7 +135,8 @@ def _check_optimizer(given: Any, scale_lr: bool) -> None:
         raise ValueError(
             "an optimizer that is already distributed was found, a plain one was expected; the estimator wraps it"
         )
-    if scale_lr and isinstance(getattr(made, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+    rate = getattr(made, "_learning_rate", None)
+    if scale_lr and (callable(rate) or isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)):
         raise ValueError(
             "scale_lr=True was found with a learning-rate schedule, a number was expected; scale the schedule itself"
         )

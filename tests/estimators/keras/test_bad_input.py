@@ -50,6 +50,12 @@ def network(outputs: int = 1, width: int = 2, **last: Any) -> Any:
     return keras.Sequential([keras.Input((width,)), layers.Dense(outputs, **last)])
 
 
+def compiled(**options: Any) -> Any:
+    model = network()
+    model.compile("sgd", "mse", **options)
+    return model
+
+
 def two_inputs() -> Any:
     inputs = [keras.Input((1,), name="a"), keras.Input((1,), name="b"), keras.Input((1,), name="c")]
     return keras.Model(inputs, layers.Dense(1)(layers.Concatenate()(inputs)))
@@ -137,6 +143,8 @@ def classes(**params: Any) -> dict[str, Any]:
         ({"model": two_outputs(), "label_cols": ["y", "k"], "metrics": {"z": "mae"}}, ValueError, "metrics for z was"),
         ({"gradient_compression": TopK(0.1)}, ValueError, r"TopK\(ratio=0.1\) was found.*TorchEstimator only"),
         ({"loss_weights": [1.0, 2.0]}, ValueError, "one number per label"),
+        ({"model": compiled(loss_weights=[-1.0]), "loss": None}, ValueError, r"\[-1.0\] was found, numbers of 0 or"),
+        ({"optimizer": keras.optimizers.SGD(abs), "scale_lr": True}, ValueError, "with a learning-rate schedule"),
         ({"callbacks": [NotKeras()]}, ValueError, "NotKeras was found in callbacks"),
         ({"callbacks": [keras.callbacks.BackupAndRestore("x")]}, ValueError, "with the same run_id"),
         ({"checkpoint_callback": NotKeras()}, ValueError, "a keras.callbacks.ModelCheckpoint was expected"),
@@ -173,6 +181,15 @@ def test_before_anything_starts(store: Any, params: dict[str, Any], error: type[
     estimator = KerasEstimator(**{**defaults, "backend": Never(), "store": store, "verbose": 0, **params})
     with pytest.raises(error, match=words):
         estimator.fit_on_parquet()
+
+
+def test_weights_that_are_all_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    numbers = np.arange(8, dtype="float32")
+    store = write(tmp_path / "store", x=np.stack([numbers, numbers], 1), y=numbers, w=0 * numbers)
+    given = {"model": network(), "optimizer": "sgd", "loss": "mse", "feature_cols": ["x"], "label_cols": ["y"]}
+    with pytest.raises(AssertionError, match="training was started"):
+        KerasEstimator(**given, sample_weight_col="w", backend=Never(), store=store, verbose=0).fit_on_parquet()
+    assert [record.message[:37] for record in caplog.records] == ["all sample weights in column 'w' are "]
 
 
 def test_metrics_by_the_names_of_labels() -> None:
