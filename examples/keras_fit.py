@@ -2,7 +2,7 @@
 
     python examples/keras_fit.py                                  # alone
     KERAS_BACKEND=jax python examples/keras_fit.py --np 2         # in two local processes
-    sparkvodrun -np 2 python examples/keras_fit.py                # started by somebody else
+    torchrun --nproc-per-node 2 examples/keras_fit.py             # by a launcher (docs/launching.md)
 
 Four lines are sparkvod's: ``init``, the rank's part of the rows, the optimizer, and the callbacks.
 """

@@ -2,7 +2,7 @@
 
     python examples/tensorflow_digits.py                                  # alone
     python examples/tensorflow_digits.py --np 2                           # in two local processes
-    sparkvodrun -np 2 python examples/tensorflow_digits.py                # started by somebody else
+    torchrun --nproc-per-node 2 examples/tensorflow_digits.py             # by a launcher (docs/launching.md)
 
 Every rank reads its own rows of each global batch; whatever their number, the model that comes out is the same.
 """

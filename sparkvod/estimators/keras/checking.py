@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +23,19 @@ def forward(feed: Feed) -> list[Any]:
     """Returns the model's outputs for rows of zeros, in the labels' order, and builds a model that was not built.
 
     Raises:
-        DataError: it cannot take the inputs, or reduces over the rows.
+        DataError: it cannot take the inputs, reduces over the rows, or has lost what its functions refer to.
         TypeError: it returns something else than tensors.
     """
     arrays = trying.zeros(feed.inputs)
     try:
         result = feed.run([keras.ops.convert_to_tensor(array) for array in arrays], training=False)
+    except NameError as error:
+        found = re.search(r"name '.+' is not defined", str(error))  # within Keras's own lines
+        raise DataError(
+            f"the model's copy, made from its .keras file, has a function that fails ({found[0] if found else error}): "
+            "a Lambda is saved as its code, without the imports and variables around it; import within the function, or "
+            "write a Layer with a call() and a get_config()"
+        ) from error
     except Exception as error:
         raise trying.cannot_take(feed.inputs, error) from error
     outputs = feed.outputs(result)

@@ -56,6 +56,11 @@ def compiled(**options: Any) -> Any:
     return model
 
 
+def renamed() -> Any:
+    """Returns a model with a function that refers to a name of this module's."""
+    return keras.Sequential([keras.Input((2,)), layers.Lambda(lambda x: layers.Add()([x, x]))])
+
+
 def two_inputs() -> Any:
     inputs = [keras.Input((1,), name="a"), keras.Input((1,), name="b"), keras.Input((1,), name="c")]
     return keras.Model(inputs, layers.Dense(1)(layers.Concatenate()(inputs)))
@@ -120,6 +125,7 @@ def classes(**params: Any) -> dict[str, Any]:
         ({"model": Steps()}, ValueError, r"a model with a train_step\(\) of its own \(Steps\)"),
         ({"model": Summed()}, DataError, "do not reduce over the rows"),
         ({"model": keras.Sequential([keras.Input((2,)), Unsaved(object())])}, TypeError, "cannot be saved as a .keras"),
+        ({"model": renamed()}, DataError, r"that fails \(name 'layers' is not defined\): a Lambda is"),
         ({"label_cols": None}, ValueError, "no label_cols were found"),
         ({"optimizer": None}, ValueError, "no optimizer was found, and the model is not compiled"),
         ({"optimizer": NotKeras()}, ValueError, "optimizer=NotKeras of .* was found, which cannot be distributed"),
