@@ -33,7 +33,7 @@ def forward(feed: Feed) -> list[Any]:
         found = re.search(r"name '.+' is not defined", str(error))  # within Keras's own lines
         raise DataError(
             f"the model's copy, made from its .keras file, has a function that fails ({found[0] if found else error}): "
-            "a Lambda is saved as its code, without the imports and variables around it; import within the function, or "
+            "a Lambda is saved as its code, without the imports and variables around it; import within it, or "
             "write a Layer with a call() and a get_config()"
         ) from error
     except Exception as error:
