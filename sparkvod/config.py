@@ -106,7 +106,7 @@ KNOBS: dict[str, Knob] = {
             "linger_us",
             300,
             "microseconds that the background thread waits for more tensors to fuse, after a cycle that agreed on less "
-            "than 1 MiB; a caller that waits for a result ends it, and nothing waits that has a completion to be called",
+            "than 1 MiB; a caller that waits ends it, and it is not done where completions are called (TensorFlow)",
             True,
             minimum=0,
             maximum=10**6,
