@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,6 +101,10 @@ class Adapter(ABC):
 
     def callbacks_done(self, record: dict[str, Any]) -> None:  # noqa: B027
         """Runs when the callbacks of an epoch's end have run."""
+
+    def replicas(self) -> Iterable[tuple[str, np.ndarray]]:
+        """Yields the names and values of the weights, which are the same on all ranks at an epoch's end."""
+        return ()
 
     @property
     @abstractmethod

@@ -16,7 +16,7 @@ from sparkvod.core import basics, objects
 from sparkvod.data import Batch, open_reader, prefetch
 from sparkvod.data.loader import Prefetcher
 from sparkvod.errors import DataError
-from sparkvod.estimators import sums
+from sparkvod.estimators import agreement, sums
 from sparkvod.estimators.adapter import Adapter
 from sparkvod.estimators.checkpoint import Checkpoint, path_of, require_same
 from sparkvod.estimators.task import TrainResult, TrainTask
@@ -131,7 +131,7 @@ class Trainer:
             for callback, state in zip(task.callbacks, self._remembered, strict=False):
                 if state is not None:
                     callback.load_state(state)
-            self._agree_to_end()
+            self._agree_to_end("when training begins")
             while epoch < task.epochs and not self._ends:
                 self._epoch(epoch, step, running, train_reader, val_reader)
                 epoch, step, running = epoch + 1, 0, np.zeros(adapter.sums_size)
@@ -260,12 +260,12 @@ class Trainer:
         self._post(epoch, steps, steps, speed, record["train"], record.get("validation"))
         self._call("on_epoch_end", epoch, record)
         adapter.callbacks_done(record)
-        self._agree_to_end()
+        self._agree_to_end(f"after epoch {epoch}")
 
-    def _agree_to_end(self) -> None:
+    def _agree_to_end(self, when: str) -> None:
         """Ends training if a callback asked for it on any rank: a rank that left alone would be waited for."""
         if self.task.callbacks:
-            self._ends = bool(sums.across("sparkvod.stop", np.array([float(self._asked_to_stop)]))[0])
+            self._ends = agreement.reached(self.adapter, self._asked_to_stop, when)
 
     def _validate(self, reader: Reader) -> dict[str, Any]:
         trained, running = self._running, np.zeros(self.adapter.sums_size)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkvod.errors import WorkerError
 from sparkvod.estimators import Callback, TorchEstimator, trainer
+from sparkvod.launch.local import LocalLauncher
 from tests.estimators.backends import Here, write
 
 torch = pytest.importorskip("torch", reason="the estimator here is PyTorch's")
@@ -42,6 +44,21 @@ def make(tmp_path: Path, **params: Any) -> TorchEstimator:
 def test_one_rank_may_end_training_on_all(spark: Any, tmp_path: Path, hook: str, epochs: int) -> None:
     found = make(tmp_path, num_proc=2, epochs=3, callbacks=[Stop(hook)]).fit_on_parquet()
     assert [record["epoch"] for record in found.getHistory()] == list(range(epochs))
+
+
+class Faster(Callback):
+    """Raises the learning rate on rank 1."""
+
+    def on_epoch_end(self, trainer: Any, epoch: int, record: dict[str, Any]) -> None:
+        if trainer.rank == 1 and epoch == 1:
+            trainer.optimizer.param_groups[0]["lr"] = 0.4
+
+
+@pytest.mark.timeout(60)
+def test_ranks_with_learning_rates_of_their_own_are_told(tmp_path: Path) -> None:
+    words = "the learning rates 0.1 on rank 0, 0.4 on rank 1 after epoch 1, the same on all ranks were expected"
+    with pytest.raises(WorkerError, match=words):
+        make(tmp_path, backend=LocalLauncher(2, verbose=0), epochs=3, callbacks=[Faster()]).fit_on_parquet()
 
 
 class Break(Callback):

@@ -6,7 +6,7 @@ import os
 import pickle
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -185,6 +185,11 @@ class KerasAdapter(Adapter):
         """
         if self._best is not None and self._best.improved(record):
             self._best.keep(packing.dump_variables(self._model.weights) if hvd.rank() == 0 else b"")
+
+    def replicas(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the weights."""
+        for weight in self._model.weights:
+            yield weight.path, np.asarray(ops.convert_to_numpy(weight))
 
     @property
     def learning_rate(self) -> float | None:

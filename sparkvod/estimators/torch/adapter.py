@@ -7,6 +7,7 @@ import inspect
 import os
 import pickle
 import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from sparkvod.estimators.task import TrainTask
 
 _LOG = log.get("estimators")
+
+_OF_NUMPY = (torch.float32, torch.float64, torch.float16, torch.complex64, torch.complex128)
 
 
 class TorchAdapter(Adapter):
@@ -280,6 +283,12 @@ class TorchAdapter(Adapter):
             self._scheduler.step(record.get("validation", record["train"])["loss"])
         elif self._scheduler is not None:
             self._scheduler.step()
+
+    def replicas(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the parameters."""
+        for name, parameter in self._model.named_parameters():
+            found = parameter.detach().cpu()
+            yield name, (found if found.dtype in _OF_NUMPY else found.float()).numpy()
 
     @property
     def learning_rate(self) -> float | None:
