@@ -21,10 +21,12 @@ class Meeting:
         path: file that all ranks share; :meth:`make` has made it.
         rank: rank of this process.
         size: number of ranks.
+        cores: that they share; None: those that this process may use.
     """
 
-    def __init__(self, path: Path, rank: int, size: int) -> None:
+    def __init__(self, path: Path, rank: int, size: int, cores: int | None = None) -> None:
         self.rank, self.size = rank, size
+        self._crowded = size > (len(os.sched_getaffinity(0)) if cores is None else cores)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         words = memoryview(self._map)
@@ -66,7 +68,7 @@ class Meeting:
             self._times[own + 2 * call], self._times[own + 2 * call + 1] = starts[call], ends[call]
         self.wait()
         values = []
-        start = min if self.size > len(os.sched_getaffinity(0)) else max
+        start = min if self._crowded else max
         for call in range(calls):
             at = [2 * MOST_CALLS * rank + 2 * call for rank in range(self.size)]
             if back_to_back:

@@ -14,10 +14,10 @@ from benchmarks import openmpi, program
 from benchmarks.meeting import MOST_CALLS, MOST_RANKS, Meeting
 
 
-def in_threads(path: Path, size: int, body: Callable[[Meeting], float]) -> list[float]:
+def in_threads(path: Path, size: int, body: Callable[[Meeting], float], cores: int = 16) -> list[float]:
     results = [0.0] * size
     threads = [
-        threading.Thread(target=lambda rank=rank: results.__setitem__(rank, body(Meeting(path, rank, size))))
+        threading.Thread(target=lambda rank=rank: results.__setitem__(rank, body(Meeting(path, rank, size, cores))))
         for rank in range(size)
     ]
     for thread in threads:
@@ -34,8 +34,9 @@ def test_a_call_lasts_from_the_last_start_to_the_last_end(tmp_path: Path) -> Non
         ends = [7.0, 9.0 + meeting.rank, 1.0]
         return meeting.compare(starts, ends, back_to_back=False)
 
-    # 7 - 3, 11 - 2, 1 - 0
-    assert in_threads(Meeting.make(tmp_path / "page"), 3, body) == [4.0] * 3
+    # 7 - 3, 11 - 2, 1 - 0; among more ranks than cores, which start one after the other, 7 - 1, 11 - 2, 1 - 0
+    assert in_threads(Meeting.make(tmp_path / "page"), 3, body, cores=3) == [4.0] * 3
+    assert in_threads(Meeting.make(tmp_path / "other"), 3, body, cores=2) == [6.0] * 3
 
 
 def test_calls_back_to_back_last_as_long_as_on_the_slowest_rank(tmp_path: Path) -> None:
