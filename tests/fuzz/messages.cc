@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 
+#include "native/base/tunables.h"
 #include "native/base/wire.h"
 #include "native/bootstrap/endpoint.h"
 #include "native/bootstrap/handshake.h"
@@ -166,6 +167,7 @@ Request Own(const std::string& name, Collective collective = Collective::kAllred
   if (collective == Collective::kAlltoall) request.splits = {5, 3};
   if (collective == Collective::kAddSet) request.splits = {0, 1};
   if (collective == Collective::kRemoveSet) request.root = 1;
+  if (collective == Collective::kTune) request.splits = Pack(TunablesOf(Config{}));
   return request;
 }
 
