@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,7 @@ def chunks(number: int, items: Sequence[int]) -> list[list[int]]:
 
 
 @dataclass
-class GradientPlan:
+class GradientPlan(ABC):
     """How gradients are reduced over the ranks; a framework adds :meth:`exchange`.
 
     Attributes:
@@ -145,6 +146,7 @@ class GradientPlan:
         """Returns a gradient divided by the number of ranks."""
         return grad / size
 
+    @abstractmethod
     def exchange(self, grads: list[Any], places: list[int], variables: Sequence[Any], size: int) -> None:
         """Puts reduced gradients in the places of this rank's own.
 
@@ -154,7 +156,6 @@ class GradientPlan:
             variables: what they are the gradients of.
             size: number of the ranks that reduce them, more than one.
         """
-        raise NotImplementedError
 
     def scales(self, size: int) -> tuple[int, float, float]:
         """As :func:`scales`."""

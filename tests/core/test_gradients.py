@@ -14,6 +14,15 @@ from sparkvod.core.gradients import GradientPlan, check_predivide, chunks, group
 from sparkvod.core.ops import Average, Sum
 
 
+class Doubling(GradientPlan):
+    """As if one other rank had the same gradients."""
+
+    def exchange(self, grads: list[Any], places: list[int], variables: Sequence[Any], size: int) -> None:
+        assert size == 2
+        for k in places:
+            grads[k] = grads[k] * size
+
+
 @pytest.mark.parametrize("factor", [0, -1.0, float("inf"), float("nan"), "2", True, None])
 def test_factors_that_are_refused(factor: Any) -> None:
     with pytest.raises(ValueError, match="a positive one was expected"):
@@ -42,7 +51,7 @@ def test_groups() -> None:
 
 def test_compression_that_needs_the_optimizers_memory_is_refused() -> None:
     with pytest.raises(ValueError, match=r"compression=TopK\(ratio=0.1\) was found.*\.bf16 was expected"):
-        GradientPlan(TopK(0.1))
+        Doubling(TopK(0.1))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +67,7 @@ def test_units() -> None:
     variables = [SimpleNamespace(shape=(number,)) for number in range(4)]
 
     def units(groups: Any, places: list[int], together: bool = True) -> list[list[int]]:
-        return GradientPlan(NoneCompressor, groups=groups).units(places, variables, together)
+        return Doubling(NoneCompressor, groups=groups).units(places, variables, together)
 
     assert units(None, [0, 2]) == [[0, 2]]
     assert units(None, [0, 2], together=False) == [[0], [2]]
@@ -72,28 +81,19 @@ def test_units() -> None:
 
 
 def test_scales() -> None:
-    assert GradientPlan(NoneCompressor, op=Sum).scales(4) == (Sum, 1.0, 1.0)
-    op, before, after = GradientPlan(NoneCompressor, predivide=8.0).scales(4)
+    assert Doubling(NoneCompressor, op=Sum).scales(4) == (Sum, 1.0, 1.0)
+    op, before, after = Doubling(NoneCompressor, predivide=8.0).scales(4)
     assert (op, before, after) == (Sum, 1 / 8, 2.0)
 
 
 def test_local_variables() -> None:
-    plan = GradientPlan(NoneCompressor)
+    plan = Doubling(NoneCompressor)
     one, other = object(), object()
     assert not plan.is_local(one)
     plan.register_local(one)
     assert plan.is_local(one)
     assert not plan.is_local(other)
-    assert not GradientPlan(NoneCompressor).is_local(one)
-
-
-class Doubling(GradientPlan):
-    """As if one other rank had the same gradients."""
-
-    def exchange(self, grads: list[Any], places: list[int], variables: Sequence[Any], size: int) -> None:
-        assert size == 2
-        for k in places:
-            grads[k] = grads[k] * size
+    assert not Doubling(NoneCompressor).is_local(one)
 
 
 @pytest.mark.parametrize(
