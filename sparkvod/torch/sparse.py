@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 
 from sparkvod.core import basics, collectives
+from sparkvod.core.handles import abandon_all
 from sparkvod.core.ops import Average, Sum, allreduce_op, set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.errors import HorovodInternalError
 from sparkvod.torch import adapter
 
 
@@ -52,15 +54,19 @@ def sparse_allreduce_async(
     # Rows without elements, whose other dimensions must be the same on all ranks: the shape.
     shape = torch.empty((0, source.sparse_dim(), *source.shape), dtype=torch.bool)
     pending = collectives.grouped_allgather(adapter, [indices, values, shape], name, process_set=members)
-    result: list[torch.Tensor] = []
+    left, result = [pending], list[torch.Tensor]()
 
     def finish() -> torch.Tensor:
-        if not result:
-            (all_indices, _), (all_values, _), _ = pending.wait()
+        if left:
+            (all_indices, _), (all_values, _), _ = left.pop().wait()
             if op == Average:
                 exact = all_values.is_floating_point() or all_values.is_complex()
                 all_values = all_values / ranks if exact else all_values.div(ranks, rounding_mode="trunc")
             result.append(torch.sparse_coo_tensor(all_indices.t(), all_values, source.shape, device=tensor.device))
+        if not result:
+            raise HorovodInternalError(f"the allreduce of {name!r} has failed, as an earlier call said; start it anew")
         return result[0]
 
+    # Who drops it unasked leaves tensors that the engine still reads.
+    abandon_all(finish, lambda: left)
     return finish

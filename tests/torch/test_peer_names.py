@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,6 @@ pytest.importorskip("torch", reason="the PyTorch front end needs torch")
 
 import torch
 
-from sparkvod.errors import MismatchError
 from tests.contracts.worlds import Suite
 
 # What a call of the peer's may say, as its documentation has it: name=default, in order.
@@ -89,57 +87,6 @@ def join() -> None:
 
     torch.set_num_threads(1)
     hvd.init()
-
-
-def check_sparse() -> None:
-    import sparkvod.torch as hvd
-
-    rank, n = hvd.rank(), hvd.size()
-
-    def of(rank: int, dtype: torch.dtype) -> torch.Tensor:
-        # Of rank 0 nothing; of the others so many elements, of which one is there twice.
-        rows = torch.arange(rank) % 3
-        indices = torch.stack([rows, (rows + rank) % 5])
-        return torch.sparse_coo_tensor(indices, torch.ones(rank, 2, dtype=dtype) * rank, (4, 5, 2))
-
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64):
-        total = sum(of(r, dtype).to_dense() for r in range(n))
-        for _ in range(2):
-            summed = hvd.sparse_allreduce_async(of(rank, dtype), name=f"sum.{dtype}", op=hvd.Sum)
-            averaged = hvd.sparse_allreduce_async(of(rank, dtype), f"mean.{dtype}", hvd.Average)
-            result = summed()
-            assert result.is_sparse
-            assert result.dtype == dtype
-            assert result is summed()
-            torch.testing.assert_close(result.to_dense(), total)
-            if dtype.is_floating_point:
-                torch.testing.assert_close(averaged().to_dense(), total / n)
-            else:
-                averaged()
-    assert hvd.sparse_allreduce_async(torch.zeros(3, 2).to_sparse(), name="empty", op=hvd.Sum)()._nnz() == 0
-
-
-def check_bad_sparse() -> None:
-    import sparkvod.torch as hvd
-
-    sparse = torch.eye(3).to_sparse()
-    for wrong, op, words in (
-        (torch.eye(3), hvd.Sum, "layout torch.strided"),
-        (torch.eye(3).to_sparse_csr(), hvd.Sum, "layout torch.sparse_csr"),
-        (sparse, hvd.Max, "op=4 was found for a sparse tensor"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            hvd.sparse_allreduce_async(wrong, "x", op)
-    not_a_tensor: Any = [1.0]
-    with pytest.raises(TypeError, match="a list was found"):
-        hvd.sparse_allreduce_async(not_a_tensor, "x", hvd.Sum)
-    if hvd.size() == 1:
-        return
-    for odd in (torch.zeros(4, 3).to_sparse(), torch.eye(3).to_sparse(1), torch.eye(3).double().to_sparse()):
-        wait = hvd.sparse_allreduce_async(odd if hvd.rank() == 1 else sparse, "odd", hvd.Sum)
-        with pytest.raises(MismatchError, match="rank 1 sent"):
-            wait()
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 
 
 def check_a_shape_that_no_request_may_have() -> None:
