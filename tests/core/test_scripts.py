@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from sparkvod import config
+from tests.launch.worlds import scripts
 
 SCRIPT = """
 import os, sys, time
@@ -39,25 +36,7 @@ def run_ranks(tmp_path: Path, end: str, interrupt: bool = False) -> tuple[int, s
     """Returns rank 1's exit code and standard error, and what rank 0 was told."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(end=end))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={
-                **config.environment(),
-                "SPARKVOD_RANK": str(rank),
-                "SPARKVOD_SIZE": "2",
-                "SPARKVOD_RENDEZVOUS": f"127.0.0.1:{port}",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
+    with scripts([str(script)], 2) as ranks:
         if interrupt:
             assert ranks[1].stdout is not None
             assert ranks[1].stdout.readline() == "ready\n"
@@ -67,10 +46,6 @@ def run_ranks(tmp_path: Path, end: str, interrupt: bool = False) -> tuple[int, s
         assert ranks[0].returncode == 0, complaint
         _, shown = ranks[1].communicate(timeout=10)
         return ranks[1].returncode, shown, told
-    finally:
-        for each in ranks:
-            each.kill()
-            each.wait()
 
 
 @pytest.mark.timeout(60)

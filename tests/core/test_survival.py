@@ -22,7 +22,7 @@ import sparkvod
 from sparkvod.core import basics, collectives, handles, objects, timeline
 from sparkvod.core.handles import Pending
 from sparkvod.errors import CollectiveTimeoutError, HorovodInternalError, NotInitializedError
-from tests.launch.worlds import free_port
+from tests.launch.worlds import scripts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -189,25 +189,10 @@ print(time.monotonic(), flush=True)
     ],
 )
 def test_an_interpreter_that_exits_without_shutdown_ends_what_is_in_flight(end: str) -> None:
-    environment = {**os.environ, "SPARKVOD_SIZE": "2", "SPARKVOD_RENDEZVOUS": f"127.0.0.1:{free_port()}"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", EXIT.format(end=end)],
-            env={**environment, "SPARKVOD_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
+    with scripts(["-c", EXIT.format(end=end)], 2) as ranks:
         said, complaint = ranks[0].communicate(timeout=40)
         ended = time.monotonic()
         heard, _ = ranks[1].communicate(timeout=10)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
     assert ranks[0].returncode == 0, complaint
     assert "Fatal" not in complaint
     left = float(said)

@@ -8,25 +8,21 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 import sparkvod
-from sparkvod import config
 from sparkvod.core import basics
 from sparkvod.core.handles import Pending
 from sparkvod.errors import MismatchError
 from tests.faults import world_script
 from tests.faults.world_script import FAULTY
-from tests.launch.worlds import free_port
+from tests.launch.worlds import scripts
 
 pytest.importorskip("sparkvod._native", reason="the engine is not built")
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_leaks")]
-ROOT = Path(__file__).resolve().parents[2]
 RANKS = 3
 KNOB = 1.5  # SPARKVOD_COLLECTIVE_TIMEOUT where a rank stands still, seconds
 NAMES = {
@@ -43,32 +39,17 @@ Table = list[tuple[str, str, str, str]]
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("how", NAMES)
 def test_the_others_know_within_a_second(how: str, transport: str, tmp_path: Path, fault_table: Table) -> None:
-    env = {
-        **config.environment(),
-        "PYTHONPATH": str(ROOT),
-        "SPARKVOD_SIZE": str(RANKS),
-        "SPARKVOD_RENDEZVOUS": f"127.0.0.1:{free_port()}",
-        "SPARKVOD_TRANSPORT": transport,
-        "SPARKVOD_COLLECTIVE_TIMEOUT": f"{KNOB if how == 'stop' else 30:g}",
-    }
-    command = [sys.executable, world_script.__file__, str(tmp_path), how]
-    scripts = [
-        subprocess.Popen(command, env={**env, "SPARKVOD_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
-    ]
-    try:
-        others = [script for rank, script in enumerate(scripts) if rank != FAULTY]
-        for script in others:
-            said = script.communicate(timeout=40)[1]
-            assert script.returncode == 0, said
+    timeout = f"{KNOB if how == 'stop' else 30:g}"
+    knobs = {"SPARKVOD_TRANSPORT": transport, "SPARKVOD_COLLECTIVE_TIMEOUT": timeout}
+    with scripts([world_script.__file__, str(tmp_path), how], RANKS, **knobs) as ranks:
+        for rank, script in enumerate(ranks):
+            if rank != FAULTY:
+                said = script.communicate(timeout=40)[1]
+                assert script.returncode == 0, said
         if how == "stop":
-            scripts[FAULTY].send_signal(signal.SIGKILL)
-        scripts[FAULTY].communicate(timeout=10)
-    finally:
-        for script in scripts:
-            script.kill()
-            script.communicate()
-    assert scripts[FAULTY].returncode == {"raise": 1, "exit": 3, "kill": -9, "stop": -9}.get(how, 0)
+            ranks[FAULTY].send_signal(signal.SIGKILL)
+        ranks[FAULTY].communicate(timeout=10)
+    assert ranks[FAULTY].returncode == {"raise": 1, "exit": 3, "kill": -9, "stop": -9}.get(how, 0)
     at = float((tmp_path / "fault").read_text())
     heard = [json.loads((tmp_path / f"heard-{rank}").read_text()) for rank in range(RANKS) if rank != FAULTY]
     times = [note["time"] - at for note in heard]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,10 @@ import pytest
 
 from sparkvod import run_local
 from sparkvod.errors import WorkerError
-from tests.launch.worlds import free_port
+from tests.launch.worlds import free_port, scripts
 
 pytest.importorskip("sparkvod._native", reason="the engine is not built")
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("no_leaks")]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def has_ipv6() -> bool:
@@ -142,29 +139,12 @@ def test_a_world_of_the_environment_over_ipv6(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(os.urandom(16).hex())
     secret.chmod(0o600)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "SPARKVOD_SIZE": "2",
+    told = {
         "SPARKVOD_RENDEZVOUS": f"[::1]:{free_port()}",
         "SPARKVOD_SECRET_FILE": str(secret),
         "SPARKVOD_TRANSPORT": "tcp",
         "SPARKVOD_ADDRESS": "::1",
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
-            env={**environment, "SPARKVOD_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
+    with scripts(["-c", SCRIPT], 2, **told) as ranks:
         said = [rank.communicate(timeout=70) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
     assert [out.split() for out, _ in said] == [["0", "2", "3.0"], ["1", "2", "3.0"]], said
