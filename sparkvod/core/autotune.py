@@ -8,9 +8,9 @@ and no other rank has a thread or a wait for it.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
-import statistics
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Streams that are connected for the tuner where the knob says nothing.
 STREAMS = 4
-# Samples of a score, of which it is the median.
+# Samples of a score, of which it is the median; odd.
 SAMPLES = 5
 # It ends where the next values are expected to bring less than this share of the best score.
 LEAST_GAIN = 0.01
@@ -131,8 +131,7 @@ class Autotuner:
     def stop(self) -> None:
         """Ends it soon; what was tuned last stays."""
         self._stopping.set()
-        if self._engine.running:
-            self._engine.stop_meter()
+        self._engine.stop_meter()
 
     def join(self) -> None:
         """Waits for its end, after :meth:`stop` and the engine's shutdown."""
@@ -159,10 +158,8 @@ class Autotuner:
         except Exception:  # whatever it is, it must not cost the training
             logger.exception("autotune: it failed, and leaves the knobs as they are")
         finally:
-            if self._engine.running:
-                self._engine.stop_meter()
-            if self._log is not None:
-                self._log.close()
+            self._engine.stop_meter()
+            self._close_log()
 
     def _tune(self) -> dict[str, _Value]:
         # Not at the top: numpy is needed by who tunes only.
@@ -180,7 +177,7 @@ class Autotuner:
         for _ in range(self._settings.warmup_samples):
             self._sample()
         while True:
-            score = statistics.median(self._sample() for _ in range(SAMPLES))
+            score = sorted(self._sample() for _ in range(SAMPLES))[SAMPLES // 2]
             tried.append(values)
             search.tell(self._point(values), score)
             self._write(len(tried), list(self._engine.tunables().values()), round(score))
@@ -229,4 +226,10 @@ class Autotuner:
             csv.writer(self._log).writerow([first, *values, last])
         except OSError as e:
             log.get("core").warning("SPARKVOD_AUTOTUNE_LOG: %s", e)
-            self._log = None
+            self._close_log()
+
+    def _close_log(self) -> None:
+        file, self._log = self._log, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # a row that could not be written, of which a warning was told
+                file.close()

@@ -181,6 +181,26 @@ def test_a_log_that_cannot_be_written_costs_a_warning(
     assert "SPARKVOD_AUTOTUNE_LOG" in caplog.text
 
 
+@pytest.mark.timeout(30)
+def test_a_log_that_is_full_costs_a_warning(
+    alone: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, no_leaks: None
+) -> None:
+    alone.setenv("SPARKVOD_AUTOTUNE", "1")
+    alone.setattr(autotune, "_DIMENSIONS", ())
+    basics.init()
+    tuner = basics.world().autotuner
+    assert tuner is not None
+    tuner._thread.join(20)
+    alone.setenv("SPARKVOD_AUTOTUNE_LOG", "/dev/full")
+    tuner._settings = autotune.settings()
+    tuner._open_log()
+    for _ in range(2):
+        tuner._write("sample", [1, 2], 3)
+        assert tuner._log is None
+    basics.shutdown()
+    assert caplog.text.count("No space left on device") == 1
+
+
 def test_off_there_is_no_tuner(alone: pytest.MonkeyPatch) -> None:
     basics.init()
     assert basics.world().autotuner is None
