@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import socket
 import ssl
@@ -221,6 +222,9 @@ def test_a_mixture_names_the_ranks_and_a_wrong_secret_the_rank() -> None:
                 assert "set one value on all ranks" in str(error)
             else:
                 assert isinstance(error, CollectiveTimeoutError)
+                assert re.search(
+                    r"rank (0 could not connect .*: rank 1|1 could not connect .*: rank 0) on ", str(error)
+                )
 
 
 # ---- an impostor ----------------------------------------------------------------------------------------------------
