@@ -40,7 +40,7 @@ def require_sums(
     Raises:
         DataError: there is such a metric.
     """
-    found = [metric for group in loop._metrics() for metric in getattr(group, "metrics", [group])]
+    found = [metric for group in loop.metrics() for metric in getattr(group, "metrics", [group])]
     own = [metric for metric in found if type(metric).__module__.partition(".")[0] != "keras"]
     if not own:
         return

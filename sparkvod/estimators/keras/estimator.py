@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparkvod.errors import DataError
 from sparkvod.estimators import columns, table, values
 from sparkvod.estimators.base import EstimatorBase
 from sparkvod.estimators.keras.model import KerasModel
@@ -64,18 +63,17 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         monitoring.check_packages(self.value("callbacks"))
 
     def _check_early(self, dataset: Any, payload: bytes, asked: dict[str, Any]) -> None:
-        from sparkvod.estimators.keras import given, monitoring
-
-        given.check_monitor(self.value("checkpoint_callback"), bool(asked["validation"]))
-        monitoring.check_validation(self.value("callbacks"), bool(asked["validation"]))
+        self._check_validation(bool(asked["validation"]))
         super()._check_early(dataset, payload, asked)
 
     def _check_prepared(self, data: Any, features: list[str]) -> None:
+        self._check_validation(data.val is not None)
+        super()._check_prepared(data, features)
+
+    def _check_validation(self, there: bool) -> None:
         from sparkvod.estimators.keras import given, monitoring
 
-        given.check_monitor(self.value("checkpoint_callback"), data.val is not None)
-        monitoring.check_validation(self.value("callbacks"), data.val is not None)
-        super()._check_prepared(data, features)
+        monitoring.check_validation(self.value("callbacks"), given.best(self.value("checkpoint_callback")), there)
 
     def _pack(self) -> bytes:
         import keras
@@ -107,7 +105,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         return payload
 
     def _plan(self, payload: bytes, features: Sequence[Any], labels: Sequence[Any]) -> Plan:
-        from sparkvod.estimators.keras import adding, building, model_io
+        from sparkvod.estimators.keras import adding, building, given, model_io, monitoring
 
         parts = building.Parts(payload)
         model = parts.model()
@@ -116,27 +114,9 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         weighted = self.value("sample_weight_col") is not None
         loop, planned, outputs = building.build(parts, model, inputs, labels, tails, weighted)
         adding.require_sums(loop, planned, labels, outputs, weighted)
+        monitoring.check_names(self.value("callbacks"), given.best(self.value("checkpoint_callback")), loop)
         self._terms = loop.terms
-        self._check_monitor(loop)
         return Plan(inputs, planned, outputs)
-
-    def _check_monitor(self, loop: Any) -> None:
-        import numpy as np
-
-        from sparkvod.estimators.keras import given, monitoring
-        from sparkvod.estimators.keras.best import falls
-
-        names = list(loop.record(np.zeros(loop.sums_size)))
-        names += [f"val_{name}" for name in names]
-        monitoring.check_names(self.value("callbacks"), loop, names)
-        wanted = given.best(self.value("checkpoint_callback"))
-        if wanted is None:
-            return
-        falls(wanted, loop.model.metrics)
-        if wanted.monitor not in names:
-            raise DataError(
-                f"checkpoint_callback with monitor={wanted.monitor!r} was found, one of {', '.join(names)} was expected"
-            )
 
     def _takes(self, plan: Plan) -> Sequence[values.Takes | None]:
         return [

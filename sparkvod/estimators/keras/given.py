@@ -64,20 +64,6 @@ def check(estimator: Any, given: dict[str, Any]) -> None:
         check_compressor(compression)
 
 
-def check_monitor(callback: Any, has_validation: bool) -> None:
-    """Refuses to watch the validation where there is none.
-
-    Raises:
-        ValueError: there is none.
-    """
-    wanted = best(callback)
-    if wanted is not None and wanted.monitor.startswith("val_") and not has_validation:
-        raise ValueError(
-            f"checkpoint_callback with monitor={wanted.monitor!r} was found without validation, which it needs; pass "
-            "validation=0.1, or the name of a column, or monitor 'loss'"
-        )
-
-
 def _check_model(model: Any) -> None:
     if isinstance(model, type):
         raise ValueError(

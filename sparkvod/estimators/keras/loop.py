@@ -39,11 +39,12 @@ class Loop:
         """Makes all variables, by a batch that counts for nothing; returns the outputs."""
         outputs = self.feed.call(inputs, training=False)
         self.update_metrics(inputs, labels, outputs, weights)
-        self.metric_variables = [variable for metric in self._metrics() for variable in metric.variables]
+        self.metric_variables = [variable for metric in self.metrics() for variable in metric.variables]
         self.reset_metrics()
         return outputs
 
-    def _metrics(self) -> list[Any]:
+    def metrics(self) -> list[Any]:
+        """Returns the model's metrics, those of ``compile`` as one, without that of the loss."""
         loss = getattr(self.model, "_loss_tracker", None)
         return [metric for metric in self.model.metrics if metric is not loss]
 
@@ -57,7 +58,7 @@ class Loop:
 
     def reset_metrics(self) -> None:
         """Sets the metrics' variables to 0."""
-        for metric in self._metrics():
+        for metric in self.metrics():
             metric.reset_state()
 
     def losses(

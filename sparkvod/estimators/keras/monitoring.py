@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from sparkvod.errors import DataError
+from sparkvod.estimators.keras.best import Wanted, falls
+from sparkvod.estimators.keras.loop import Loop
 
 _WATCHERS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
 #: Callbacks by name, with what they import when they are first called.
@@ -41,11 +44,12 @@ def check_packages(callbacks: Sequence[Any]) -> None:
                 )
 
 
-def check_validation(callbacks: Sequence[Any], has_validation: bool) -> None:
-    """Refuses callbacks that watch the validation where there is none.
+def check_validation(callbacks: Sequence[Any], best: Wanted | None, has_validation: bool) -> None:
+    """Refuses to watch the validation where there is none.
 
     Args:
         callbacks: the Param ``callbacks``.
+        best: what the Param ``checkpoint_callback`` asks for.
         has_validation: whether there is.
 
     Raises:
@@ -53,6 +57,11 @@ def check_validation(callbacks: Sequence[Any], has_validation: bool) -> None:
     """
     if has_validation:
         return
+    if best is not None and best.monitor.startswith("val_"):
+        raise ValueError(
+            f"checkpoint_callback with monitor={best.monitor!r} was found without validation, which it needs; pass "
+            "validation=0.1, or the name of a column, or monitor 'loss'"
+        )
     for callback, names in _watched(callbacks):
         found = next((name for name in names if name.startswith("val_")), None)
         if found is not None:
@@ -62,18 +71,20 @@ def check_validation(callbacks: Sequence[Any], has_validation: bool) -> None:
             )
 
 
-def check_names(callbacks: Sequence[Any], loop: Any, names: Sequence[str]) -> None:
-    """Refuses callbacks that watch what no epoch's figures have.
+def check_names(callbacks: Sequence[Any], best: Wanted | None, loop: Loop) -> None:
+    """Refuses to watch what no epoch's figures have.
 
     Args:
         callbacks: the Param ``callbacks``.
+        best: what the Param ``checkpoint_callback`` asks for.
         loop: the model with its metrics, built.
-        names: of an epoch's figures, those of the validation too.
 
     Raises:
-        DataError: one watches something else.
-        ValueError: one does not know whether more is better.
+        DataError: something else is watched.
+        ValueError: it is not known whether more of it is better.
     """
+    names = list(loop.record(np.zeros(loop.sums_size)))
+    names += [f"val_{name}" for name in names]
     known = [*names, *["learning_rate"] * any(isinstance(callback, _RATES) for callback in callbacks)]
     for callback, wanted in _watched(callbacks):
         strangers = [name for name in wanted if name not in known]
@@ -93,6 +104,13 @@ def check_names(callbacks: Sequence[Any], loop: Any, names: Sequence[str]) -> No
                 f"{type(callback).__name__} of {callback.monitor!r} with mode='auto' was found in callbacks, for "
                 f"which Keras does not know whether more is better ({error}); pass mode='max' or mode='min'"
             ) from error
+    if best is None:
+        return
+    if best.monitor not in names:
+        raise DataError(
+            f"checkpoint_callback with monitor={best.monitor!r} was found, one of {', '.join(names)} was expected"
+        )
+    falls(best, loop.model.metrics)
 
 
 def _watched(callbacks: Sequence[Any]) -> list[tuple[Any, list[str]]]:
@@ -104,7 +122,7 @@ def _watched(callbacks: Sequence[Any]) -> list[tuple[Any, list[str]]]:
     for callback in callbacks:
         if any(_is_kerass(callback, watcher) for watcher in _WATCHERS):
             found.append((callback, _names(callback)))
-        elif not type(callback).on_epoch_end.__module__.startswith("keras."):
+        elif not str(getattr(callback.on_epoch_end, "__module__", "")).startswith("keras."):  # LambdaCallback's own too
             break
     return found
 
@@ -120,4 +138,7 @@ def _names(callback: Any) -> list[str]:
 
 def _is_kerass(callback: Any, cls: type) -> bool:
     """Returns whether a callback does at an epoch's end what that class of Keras's does."""
-    return isinstance(callback, cls) and type(callback).on_epoch_end is cls.on_epoch_end  # type: ignore[attr-defined]
+    hooks = ("on_epoch_end", "get_monitor_value")
+    return isinstance(callback, cls) and all(
+        getattr(type(callback), hook, None) is getattr(cls, hook, None) for hook in hooks
+    )

@@ -155,7 +155,17 @@ def classes(**params: Any) -> dict[str, Any]:
         ({"callbacks": [keras.callbacks.BackupAndRestore("x")]}, ValueError, "with the same run_id"),
         ({"checkpoint_callback": NotKeras()}, ValueError, "a keras.callbacks.ModelCheckpoint was expected"),
         ({"checkpoint_callback": BestModelCheckpoint()}, ValueError, "without validation, which it needs"),
-        ({"checkpoint_callback": BestModelCheckpoint("mae")}, ValueError, "does not say|one of loss"),
+        ({"checkpoint_callback": BestModelCheckpoint("mae")}, DataError, "one of loss, val_loss"),
+        (
+            {
+                "metrics": [squares],
+                "label_cols": ["x"],
+                "model": network(2),
+                "checkpoint_callback": BestModelCheckpoint("squares"),
+            },
+            ValueError,
+            "that metric does not say",
+        ),
         ({"checkpoint_callback": BestModelCheckpoint("mae", mode="min")}, DataError, "one of loss, val_loss"),
         ({"checkpoint_callback": BestModelCheckpoint(save_freq=3)}, ValueError, "checkpoint_every"),
         # the model and the columns

@@ -43,6 +43,13 @@ class Adds(callbacks.Callback):
         logs["mine"] = 1.0
 
 
+class Sums(callbacks.EarlyStopping):
+    """Watches what it makes of the figures."""
+
+    def get_monitor_value(self, logs: Any) -> Any:
+        return logs["loss"] + logs["val_loss"]
+
+
 class Quiet(callbacks.TensorBoard):
     """Writes nothing."""
 
@@ -104,6 +111,10 @@ def test_what_there_is(stores: Any) -> None:
     ]
     with pytest.raises(RuntimeError, match="training was started"):
         fit(stores, good)
+    adds = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(mine=1.0))
+    for found in ([adds, callbacks.EarlyStopping("mine", mode="max")], [Sums("both", mode="min")]):
+        with pytest.raises(RuntimeError, match="training was started"):
+            fit(stores, found)
     with pytest.raises(RuntimeError, match="training was started"):
         fit(stores, [callbacks.ModelCheckpoint("last.keras")], validated=False)
 
