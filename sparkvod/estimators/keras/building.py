@@ -63,12 +63,14 @@ def pack(parts: dict[str, Any], model: Any, custom_objects: dict[str, Any]) -> b
         ValueError: a rank could not make an optimizer, a loss or a metric again from its configuration.
         TypeError: something cannot be pickled.
     """
+    apart = {}
+    for name, part in parts.items():
+        with _made_again(name, part):
+            apart[name] = packing.taken_apart(part)
     objects = {**found_in_parts(list(parts.values())), **custom_objects}
     packed = {}
     for name, part in parts.items():
-        with _made_again(name, part):
-            taken_apart = packing.taken_apart(part)
-        packed[name] = dump_part(name, taken_apart)
+        packed[name] = dump_part(name, apart[name])
         with _made_again(name, part):
             packing.put_together(pickle.loads(packed[name]), objects)
     packed["dtype_policy"] = pickle.dumps(packing.policy_name())

@@ -34,16 +34,13 @@ def found_in_parts(parts: Any) -> dict[str, Any]:
     """Returns the same of losses, metrics and an optimizer, with the schedules and functions that they are made of.
 
     Args:
-        parts: objects of Keras, in lists and dicts too.
+        parts: objects of Keras that have a configuration, in lists and dicts too.
     """
     found = names_of(parts)
     for part in _flat(parts):
         if not hasattr(part, "get_config") or isinstance(part, type):
             continue
-        try:
-            config = part.get_config()
-        except NotImplementedError:  # which is told where the part is taken apart
-            continue
+        config = part.get_config()
         _walk(config, found)
         within = list(vars(part).values())
         within += [value for inner in within if hasattr(inner, "get_config") for value in vars(inner).values()]

@@ -58,6 +58,11 @@ class Unnamed(keras.losses.Loss):
         return y - p
 
 
+class Broken(keras.metrics.Mean):
+    def get_config(self) -> dict[str, Any]:
+        return {"k": self.nothing}
+
+
 class Counting(keras.metrics.Mean):
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -84,7 +89,12 @@ def test_learning_rates_travel(rate: Any, value: float, wrapped: bool) -> None:
             optimizers.SGD(lambda: 0.1),
             r"optimizer=SGD was found.* write a lambda as a function with a name",
         ),
-        ("optimizer", optimizers.SGD(Bare()), "optimizer=SGD .*NotImplementedError.* as each rank does"),
+        (
+            "optimizer",
+            optimizers.SGD(Bare()),
+            r"optimizer=SGD .*'Bare' must override `get_config\(\)`.* as each rank does",
+        ),
+        ("metrics", [Broken()], r"metrics=\[.*Broken.*AttributeError: .*'nothing'\), as each rank does"),
         ("loss", Unnamed(3), r"loss=Unnamed was found, which cannot be made again from its get_config\(\)"),
         ("metrics", [[Counting(3)]], "metrics=.*Counting.* cannot be made again"),
     ],
