@@ -103,7 +103,7 @@ class Adapter(ABC):
         """Runs when the callbacks of an epoch's end have run."""
 
     def replicas(self) -> Iterable[tuple[str, np.ndarray]]:
-        """Yields the names and values of the weights, which are the same on all ranks at an epoch's end."""
+        """Yields the names and values of the weights that are the same on all ranks between any two steps."""
         return ()
 
     @property

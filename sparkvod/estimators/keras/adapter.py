@@ -187,8 +187,8 @@ class KerasAdapter(Adapter):
             self._best.keep(packing.dump_variables(self._model.weights) if hvd.rank() == 0 else b"")
 
     def replicas(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the weights."""
-        for weight in self._model.weights:
+        """Yields the weights that are trained; the others become rank 0's at an epoch's end."""
+        for weight in self._model.trainable_weights:
             yield weight.path, np.asarray(ops.convert_to_numpy(weight))
 
     @property

@@ -14,7 +14,7 @@ from tests.estimators.backends import Here, write
 keras = pytest.importorskip("keras", reason="the Keras estimator needs keras")
 pytest.importorskip(keras.backend.backend(), reason="Keras needs its backend")
 
-from sparkvod.estimators import KerasEstimator  # noqa: E402
+from sparkvod.estimators import Callback, KerasEstimator  # noqa: E402
 from sparkvod.keras.callbacks import BestModelCheckpoint  # noqa: E402
 
 ROWS, EPOCHS = 60, 4
@@ -93,3 +93,23 @@ def test_the_validation_is_of_averaged_weights(tmp_path: Path, on_epoch: bool) -
     assert losses[-1] > 1.5 * found.getHistory()[-1]["train"]["loss"]  # averages lag behind
     for weight, expected in zip(found.getModel().get_weights(), copy.get_weights(), strict=True):
         np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-5)
+
+
+class Compared(Callback):
+    """Notes which weights the ranks compare."""
+
+    found: list[str] = []
+
+    def on_train_begin(self, trainer: Any) -> None:
+        self.found += [name.rpartition("/")[2] for name, _ in trainer.adapter.replicas()]
+
+
+def test_the_ranks_compare_what_is_trained(tmp_path: Path) -> None:
+    """Not the statistics that each rank has of its own rows: a run that goes on within an epoch has other ones."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    Compared.found.clear()
+    KerasEstimator(
+        **{"model": model, "optimizer": "sgd", "loss": "mse", "feature_cols": ["x"], "label_cols": ["y"]},
+        **{"store": write(tmp_path / "store", x=X, y=Y), "backend": Here(), "callbacks": [Compared()], "verbose": 0},
+    ).fit_on_parquet()
+    assert Compared.found == ["gamma", "beta", "kernel", "bias"]
