@@ -101,8 +101,8 @@ def _signature(array: np.ndarray) -> np.ndarray:
     flat = np.ascontiguousarray(array).reshape(-1)
     flat = (flat.view(flat.real.dtype) if np.iscomplexobj(flat) else flat).astype(np.float64)
     random = np.random.default_rng(0)
-    signs = [np.resize(random.choice([-1.0, 1.0], 8191), len(flat)) for _ in range(_PROJECTIONS)]
-    return np.array([*(flat @ each for each in signs), np.linalg.norm(flat)])
+    projections = [flat @ np.resize(random.choice([-1.0, 1.0], 8191), len(flat)) for _ in range(_PROJECTIONS)]
+    return np.array([*projections, np.linalg.norm(flat)])
 
 
 def _ranks(ranks: list[int]) -> str:
