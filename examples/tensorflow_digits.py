@@ -4,7 +4,8 @@
     python examples/tensorflow_digits.py --np 2                           # in two local processes
     torchrun --nproc-per-node 2 examples/tensorflow_digits.py             # by a launcher (docs/launching.md)
 
-Every rank reads its own rows of each global batch; whatever their number, the model that comes out is the same.
+Every rank reads its own rows of each global batch; the model that comes out is the same for any number of ranks by
+which the batch can be divided.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_mutable_defaults_are_not_shared():
 
 
 def test_scikit_learn_clones_it():
-    base = pytest.importorskip("sklearn.base")
+    base = pytest.importorskip("sklearn.base", reason="scikit-learn is not installed")
     example = Example(batch_size=64, feature_cols=["a", "b"], input_shapes=((-1, 2),), loss_weights=(0.5,))
     other = base.clone(example)
     assert other is not example

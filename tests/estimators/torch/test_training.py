@@ -373,7 +373,7 @@ def test_fit_on_parquet_takes_params_and_needs_a_store(store: Any) -> None:
 
 
 def test_scikit_learn_clone_trains_the_same(store: Any) -> None:
-    base = pytest.importorskip("sklearn.base")
+    base = pytest.importorskip("sklearn.base", reason="scikit-learn is not installed")
     estimator = make(None, network(), backend=None)
     other = base.clone(estimator).setStore(store).setBackend(Here())
     estimator.setStore(store).setBackend(Here())
