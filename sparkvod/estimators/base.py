@@ -19,7 +19,7 @@ from sparkvod.estimators import checkpoint, launching
 from sparkvod.estimators.columns import as_dict, require_spark
 from sparkvod.estimators.model import ModelBase
 from sparkvod.estimators.persistence import Saved
-from sparkvod.estimators.plan import Plan, Planning
+from sparkvod.estimators.plan import Plan, Planned, Planning
 from sparkvod.estimators.task import TrainResult, TrainTask
 from sparkvod.launch.spark import SparkLauncher, advising, check_session, on_this_host
 from sparkvod.observe.progress import ProgressBar, write_line
@@ -123,7 +123,7 @@ class EstimatorBase(Planning, Saved, Estimator):
         with timings.phase("preparing"), self._listening() as listener:
             launching.announce(listener, "preparing", "preparing the data")
             check_session(dataset.sparkSession)
-            launcher, payload = self._begin(dataset.sparkSession)
+            launcher, packed = self._begin(dataset.sparkSession)
             asked: dict[str, Any] = {
                 "label_cols": self.value("label_cols"),
                 "feature_cols": self._feature_cols(dataset.columns),
@@ -132,7 +132,7 @@ class EstimatorBase(Planning, Saved, Estimator):
                 "seed": self.value("random_seed") or 0,
                 "text": self._takes_text(),
             }
-            self._check_early(dataset, payload, asked)
+            packed = self._check_early(dataset, packed, asked)
             store = self._store(dataset.sparkSession)
             store.require_shared("fit")
             store.check_writable()
@@ -146,7 +146,7 @@ class EstimatorBase(Planning, Saved, Estimator):
                     **asked,
                 )
         try:
-            return self._train(launcher, payload, store, data, asked["feature_cols"], timings, began)
+            return self._train(launcher, packed, store, data, asked["feature_cols"], timings, began)
         finally:
             release(data)
 
@@ -180,17 +180,17 @@ class EstimatorBase(Planning, Saved, Estimator):
                     "no store was found, the one with the data was expected; pass store=Store.create(path)"
                 )
             backend = self.value("backend")
-            launcher, payload = self._begin(SparkSession.active() if backend is None else None)
+            launcher, packed = self._begin(SparkSession.active() if backend is None else None)
             store = self._store(None)
             store.require_shared("fit_on_parquet")
             store.check_writable()
             data = open_prepared(store, dataset_idx, text=self._takes_text())
             features = self._feature_cols([*(column.name for column in data.schema), *data.train.refused])
             self._check_prepared(data, features)
-        return self._train(launcher, payload, store, data, features, timings, began)
+        return self._train(launcher, packed, store, data, features, timings, began)
 
-    def _begin(self, spark: Any) -> tuple[Any, bytes]:
-        """Checks what can be checked without data, and returns the launcher and the task's payload."""
+    def _begin(self, spark: Any) -> tuple[Any, Planned]:
+        """Checks what can be checked without data, and returns the launcher and what the framework packed."""
         if self.value("model") is None:
             raise ValueError("no model was found, one to train was expected; pass model=...")
         if not self.value("label_cols"):
@@ -198,17 +198,17 @@ class EstimatorBase(Planning, Saved, Estimator):
                 "no label_cols were found, the names of the label columns were expected; pass label_cols=[...]"
             )
         self._check_given()
-        payload = self._pack()
+        packed = Planned(self._pack())
         launcher = self.value("backend") or SparkLauncher(self.value("num_proc"), verbose=self.value("verbose"))
         if isinstance(launcher, SparkLauncher) and spark is not None:
             launcher = launcher.with_defaults(spark=spark, **self._mailbox(spark))
         launcher.num_processes()
-        return launcher, payload
+        return launcher, packed
 
     def _train(
         self,
         launcher: Any,
-        payload: bytes,
+        packed: Planned,
         store: Any,
         data: PreparedData,
         feature_cols: list[str],
@@ -218,8 +218,9 @@ class EstimatorBase(Planning, Saved, Estimator):
         with timings.phase("preparing"):
             features = [data.column(name) for name in feature_cols]
             labels = [data.column(name) for name in self.value("label_cols")]
-            payload = self._completed(payload, features)
-            plan = self._plan(payload, features, labels)
+            planned = self._planned(packed, features, labels)
+            payload, plan = planned.payload, planned.plan
+            assert plan is not None
             self._check_values(plan, data)
             task = self._task(launcher.num_processes(), payload, store, data, plan)
             self._check_run(task)

@@ -32,6 +32,21 @@ class Plan:
     outputs: list[tuple[int, ...]]
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What a task is made of.
+
+    Attributes:
+        payload: what the framework packed.
+        plan: how columns meet the model; None before that was tried.
+        columns: for which features and labels.
+    """
+
+    payload: bytes
+    plan: Plan | None = None
+    columns: tuple[Sequence[Column], Sequence[Column]] = ((), ())
+
+
 class Planning(TableParams):
     """The part of an estimator that holds columns, labels and model against each other."""
 
@@ -62,7 +77,14 @@ class Planning(TableParams):
         others = {*self.value("label_cols"), self.value("sample_weight_col"), self.value("validation")}
         return [name for name in columns if name not in others]
 
-    def _check_early(self, dataset: DataFrame, payload: bytes, asked: dict[str, Any]) -> None:
+    def _planned(self, before: Planned, features: Sequence[Column], labels: Sequence[Column]) -> Planned:
+        """Tries the model for these columns, unless that has been done."""
+        if before.plan is not None and before.columns == (features, labels):
+            return before
+        payload = self._completed(before.payload, features) if before.plan is None else before.payload
+        return Planned(payload, self._plan(payload, features, labels), (features, labels))
+
+    def _check_early(self, dataset: DataFrame, packed: Planned, asked: dict[str, Any]) -> Planned:
         """Checks columns, and model against columns if the schema tells all widths; else that waits for the data."""
         names = asked["feature_cols"]
         if not self.value("feature_cols"):
@@ -75,8 +97,9 @@ class Planning(TableParams):
             shapes = [None] * len(names)
         features = [_with_width(dataset, known[name], shape) for name, shape in zip(names, shapes, strict=True)]
         labels = [_with_width(dataset, known[name], None) for name in asked["label_cols"]]
-        if all(-1 not in column.shape for column in features + labels):
-            self._plan(self._completed(payload, features), features, labels)
+        if any(-1 in column.shape for column in features + labels):
+            return packed
+        return self._planned(packed, features, labels)
 
     def _check_prepared(self, data: PreparedData, features: list[str]) -> None:
         """Checks the columns of data that lie in the store: that they are there, and alike in both parts."""

@@ -147,3 +147,19 @@ def test_directories_are_shared_where_a_local_master_is_on_this_host(monkeypatch
     assert not base._shares_directories(Session("spark://host:7077"))
     assert base._shares_directories(Session("local[2]"))
     assert not base._shares_directories(Session("local[2]"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("feature", ["x", "array(x, x)"])  # whose width the schema tells, and does not
+def test_a_model_is_tried_once(spark: Any, monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
+    tried, plan = [], TorchEstimator._plan
+
+    def planned(self: TorchEstimator, payload: bytes, features: Any, labels: Any) -> Any:
+        tried.append(features[0].shape)
+        return plan(self, payload, features, labels)
+
+    monkeypatch.setattr(TorchEstimator, "_plan", planned)
+    model = torch.nn.Linear(1 if feature == "x" else 2, 1)
+    df = spark.range(ROWS).selectExpr("float(id) / 20 AS x").selectExpr(f"{feature} AS f", "x AS y")
+    make(None, model=model, feature_cols=["f"], backend=Here(), optimizer=sgd).fit(df)
+    assert tried == [() if feature == "x" else (2,)]

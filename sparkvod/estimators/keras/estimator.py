@@ -8,7 +8,7 @@ from typing import Any
 from sparkvod.estimators import columns, table, values
 from sparkvod.estimators.base import EstimatorBase
 from sparkvod.estimators.keras.model import KerasModel
-from sparkvod.estimators.plan import Plan
+from sparkvod.estimators.plan import Plan, Planned
 from sparkvod.estimators.task import TrainResult
 
 _COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
@@ -62,9 +62,9 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         given.check(self, self._given())
         monitoring.check_packages(self.value("callbacks"))
 
-    def _check_early(self, dataset: Any, payload: bytes, asked: dict[str, Any]) -> None:
+    def _check_early(self, dataset: Any, packed: Planned, asked: dict[str, Any]) -> Planned:
         self._check_validation(bool(asked["validation"]))
-        super()._check_early(dataset, payload, asked)
+        return super()._check_early(dataset, packed, asked)
 
     def _check_prepared(self, data: Any, features: list[str]) -> None:
         self._check_validation(data.val is not None)
@@ -78,24 +78,20 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
     def _pack(self) -> bytes:
         import keras
 
-        from sparkvod.estimators.keras import building, forgetting, given
+        from sparkvod.estimators.keras import building, given
 
         parts = self._given()
         parts["optimizer"], parts["optimizer_state"] = given.optimizer(parts["optimizer"])
         parts["gradient_compression"] = self.value("gradient_compression")
         parts["best"] = given.best(self.value("checkpoint_callback"))
         parts |= {"backend": keras.backend.backend(), "floatx": keras.backend.floatx()}
-        parts["may_forget"] = forgetting.may_forget(self.value("model"))
         return building.pack(parts, self.value("model"), dict(self.value("custom_objects") or {}))
 
     def _completed(self, payload: bytes, features: Sequence[Any]) -> bytes:
         from sparkvod.estimators.keras import building, forgetting, given, model_io
 
-        parts = building.Parts(payload)
-        if not parts.raw("may_forget"):
-            return payload
         model = self.value("model")
-        if not forgetting.forgotten(model, parts.model()):
+        if not forgetting.may_forget(model) or not forgetting.forgotten(model, building.Parts(payload).model()):
             return payload
         if not model.built:
             inputs = model_io.plan_inputs(model, features, self.value("input_shapes"), self.value("input_dtypes"))

@@ -12,7 +12,7 @@ from sparkvod import log
 from sparkvod.core.compression import check_compressor
 from sparkvod.estimators.callbacks import Callback
 from sparkvod.estimators.checks import refuse_classes
-from sparkvod.estimators.keras import checking, packing
+from sparkvod.estimators.keras import building, checking, packing
 from sparkvod.estimators.keras.best import Wanted
 from sparkvod.estimators.keras.callbacks import KerasCallbacks
 from sparkvod.estimators.keras.model_io import Feed
@@ -46,7 +46,7 @@ def check(estimator: Any, given: dict[str, Any]) -> None:
     _check_model(estimator.value("model"))
     _check_optimizer(given["optimizer"], estimator.value("scale_lr"))
     _check_scaling(estimator.value("model"), given["optimizer"])
-    if given["loss"] is None and type(estimator.value("model")).compute_loss is keras.Model.compute_loss:
+    if given["loss"] is None and not building.has_own_loss(estimator.value("model")):
         raise ValueError(
             "no loss was found, and the model is not compiled with one; one was expected, such as loss='mse', a "
             "keras.losses.Loss, or a list with one per label"
