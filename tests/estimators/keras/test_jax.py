@@ -1,4 +1,4 @@
-"""KerasEstimator on JAX: the tests of this folder again, in a process whose Keras is on it."""
+"""KerasEstimator on JAX: tests of this folder again, in a process whose Keras is on it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ keras = pytest.importorskip("keras", reason="the Keras estimator needs keras")
 pytest.importorskip("jax", reason="this backend needs jax")
 
 HERE = Path(__file__).parent
+BESIDES = [f"test_{name}.py" for name in ("adding", "callbacks", "forgetting", "made_again", "monitoring")]
 if keras.backend.backend() == "jax":
     pytest.skip("this process is on JAX, and runs those tests itself", allow_module_level=True)
 
@@ -35,8 +36,8 @@ def on_jax(*arguments: str, seconds: float) -> str:
 @pytest.mark.timeout(320)
 def test_fit_resume_and_predict(full: bool) -> None:
     bad_input = ["test_scaled_losses_on_jax", "test_whole_numbers_that_jax_would_cut"]
-    chosen = ["test_bad_input.py"] if full else [f"test_bad_input.py::{name}" for name in bad_input]
-    files = ["test_training.py", "test_ranks.py", "test_saving.py", *chosen]
+    chosen = ["test_bad_input.py", *BESIDES] if full else [f"test_bad_input.py::{name}" for name in bad_input]
+    files = ["test_training.py", "test_ranks.py", "test_saving.py", "test_own.py", *chosen]
     printed = on_jax(*(str(HERE / name) for name in files), *["--full"] * full, seconds=300)
     assert "passed" in printed
     assert "failed" not in printed
