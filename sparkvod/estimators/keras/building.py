@@ -112,7 +112,6 @@ def build(
     label_columns: Sequence[ColumnLike],
     tails: Sequence[tuple[int, ...] | None],
     weighted: bool,
-    optimizer: Any = None,
 ) -> tuple[Loop, tuple[Label, ...], list[tuple[int, ...]]]:
     """Builds a model and all that is trained and measured, by rows of zeros.
 
@@ -123,7 +122,6 @@ def build(
         label_columns: the label columns.
         tails: the labels' shapes without the rows, None where none was given.
         weighted: whether there are sample weights.
-        optimizer: what the model is compiled with.
 
     Returns:
         The loop, how columns make labels, and the outputs' shapes without the rows.
@@ -140,7 +138,7 @@ def build(
     terms, planned = checking.plan_labels(outputs, label_columns, losses, tails, weighted, own_loss)
     factors = by_label(parts.raw("loss_weights") or [1.0] * len(names), names, feed.output_names, "loss_weights")
     model.compile(
-        optimizer=optimizer,
+        optimizer=None,
         loss=in_model_order(feed, parts.made("loss")) if own_loss else None,
         metrics=in_model_order(feed, parts.made("metrics")),
         weighted_metrics=in_model_order(feed, parts.made("weighted_metrics"), "weighted_metrics"),
