@@ -150,13 +150,17 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
 
     def _dump(self, name: str, value: Any) -> bytes:
         from sparkvod.estimators.keras import forgetting, packing
+        from sparkvod.estimators.keras.custom import found_in_parts
 
         if name == "model":
             content = packing.dump_model(value, self.value("custom_objects"), bare=False)
             if forgetting.may_forget(value):
                 forgetting.refuse(value, forgetting.forgotten(value, packing.load_model(content)))
             return content
-        return super()._dump(name, packing.taken_apart(value))
+        apart = packing.taken_apart(value)
+        if name in ("optimizer", "loss", "metrics"):
+            apart = packing.WithObjects(apart, {**found_in_parts(value), **(self.value("custom_objects") or {})})
+        return super()._dump(name, apart)
 
     def _load(self, name: str, content: bytes) -> Any:
         from sparkvod.estimators.keras import packing

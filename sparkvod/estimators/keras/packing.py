@@ -147,6 +147,14 @@ class Made:
     config: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class WithObjects:
+    """What was taken apart, with the classes and functions that it is made of and Keras does not find."""
+
+    value: Any
+    custom_objects: dict[str, Any]
+
+
 def taken_apart(value: Any) -> Any:
     """Returns a value with objects of Keras, in lists and dicts too, as their class and configuration."""
     if isinstance(value, (list, tuple)):
@@ -161,6 +169,8 @@ def taken_apart(value: Any) -> Any:
 
 def put_together(value: Any, custom_objects: Mapping[str, Any]) -> Any:
     """Returns what :func:`taken_apart` took apart, as new objects."""
+    if isinstance(value, WithObjects):
+        return put_together(value.value, {**value.custom_objects, **custom_objects})
     if isinstance(value, list):
         return [put_together(item, custom_objects) for item in value]
     if isinstance(value, dict):

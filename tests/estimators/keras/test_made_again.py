@@ -80,6 +80,13 @@ def test_learning_rates_travel(rate: Any, value: float, wrapped: bool) -> None:
     assert float(keras.ops.convert_to_numpy(made.learning_rate)) == value
 
 
+def test_learning_rates_are_saved_with_an_estimator() -> None:
+    estimator = KerasEstimator()
+    again = estimator._load("optimizer", estimator._dump("optimizer", optimizers.SGD(script_schedule())))
+    again.build([])
+    assert float(keras.ops.convert_to_numpy(again.learning_rate)) == 0.25
+
+
 @pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
 @pytest.mark.parametrize(
     ("name", "part", "words"),
