@@ -121,7 +121,7 @@ def try_own_loss(loop: Loop, inputs: list[Any], labels_: list[Any], outputs: lis
     """
     problem, cause = None, None
     try:
-        found = tuple(loop.losses(inputs, labels_, outputs, weights)[0][0].shape)
+        found = tuple(loop.losses(inputs, labels_, outputs, weights, training=True)[0][0].shape)
         if found:
             problem = f"returned the shape {list(found)}"
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class Loop:
         self.feed, self.model = feed, feed.model
         self.terms, self.weights, self.own_loss = list(terms), list(weights), own_loss
         self.metric_variables: list[Any] = []
+        self._is_told = own_loss and "training" in inspect.signature(self.model.compute_loss).parameters
 
     def build(self, inputs: Sequence[Any], labels: Sequence[Any], weights: Any) -> list[Any]:
         """Makes all variables, by a batch that counts for nothing; returns the outputs."""
@@ -62,13 +64,14 @@ class Loop:
             metric.reset_state()
 
     def losses(
-        self, inputs: Sequence[Any], labels: Sequence[Any], outputs: Sequence[Any], weights: Any
+        self, inputs: Sequence[Any], labels: Sequence[Any], outputs: Sequence[Any], weights: Any, training: bool
     ) -> tuple[list[Any], Any]:
         """Returns the terms' sums over this rank's rows, and the model's penalties, a mean over rows."""
         if self.own_loss:
             say = self.feed.as_model_says
             packed = inputs[0] if len(inputs) == 1 else list(inputs)
-            mean = self.model.compute_loss(packed, say(labels), say(outputs), weights)
+            told = {"training": training} if self._is_told else {}  # as Keras does
+            mean = self.model.compute_loss(packed, say(labels), say(outputs), weights, **told)
             rows = ops.cast(ops.shape(outputs[0])[0], mean.dtype) if weights is None else ops.sum(weights)
             zero = ops.zeros((), mean.dtype)
             return [mean * ops.cast(rows, mean.dtype)] + [zero] * (len(self.terms) - 1), zero

@@ -101,7 +101,7 @@ class Steps(steps.Steps):
         loss = None
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
             outputs = loop.feed.call(inputs, training=training)
-            totals, penalty = loop.losses(inputs, labels, outputs, weights)
+            totals, penalty = loop.losses(inputs, labels, outputs, weights, training)
             if scales is not None:
                 factors, share = scales
                 loss = penalty * share

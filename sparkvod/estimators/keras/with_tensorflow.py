@@ -77,7 +77,7 @@ class Steps(steps.Steps):
             weights = given[0] if given else None
             with tf.GradientTape() as tape:
                 outputs = loop.feed.call(inputs, training=counts)
-                totals, penalty = loop.losses(inputs, labels, outputs, weights)
+                totals, penalty = loop.losses(inputs, labels, outputs, weights, counts)
                 loss = tf.add_n([tf.cast(f, t.dtype) * t for f, t in zip(tf.unstack(factors), totals, strict=True)])
                 loss = loss + penalty * tf.cast(share, penalty.dtype)
                 loss = optimizer.scale_loss(loss)
@@ -115,7 +115,7 @@ class Steps(steps.Steps):
     def _evaluating(self, inputs: Any, labels: Any, given: list[Any]) -> Any:
         loop, weights = self.loop, given[0] if given else None
         outputs = loop.feed.call(inputs, training=False)
-        totals, penalty = loop.losses(inputs, labels, outputs, weights)
+        totals, penalty = loop.losses(inputs, labels, outputs, weights, training=False)
         loop.update_metrics(inputs, labels, outputs, weights)
         return loop.sums(totals, penalty, tf.shape(outputs[0])[0])
 

@@ -36,7 +36,7 @@ class Steps(steps.Steps):
         loop, counts = self.loop, share > 0
         inputs, labels, weights = _tensors(rows)
         outputs = loop.feed.call(inputs, training=counts)
-        totals, penalty = loop.losses(inputs, labels, outputs, weights)
+        totals, penalty = loop.losses(inputs, labels, outputs, weights, counts)
         loss = penalty * share
         for factor, total in zip(factors.tolist(), totals, strict=True):
             loss = loss + total * factor
@@ -58,7 +58,7 @@ class Steps(steps.Steps):
         with torch.no_grad():
             inputs, labels, weights = _tensors(rows)
             outputs = loop.feed.call(inputs, training=False)
-            totals, penalty = loop.losses(inputs, labels, outputs, weights)
+            totals, penalty = loop.losses(inputs, labels, outputs, weights, training=False)
             loop.update_metrics(inputs, labels, outputs, weights)
             found: np.ndarray = loop.sums(totals, penalty, outputs[0].shape[0]).cpu().numpy()
         return found

@@ -268,6 +268,21 @@ def test_a_model_that_computes_its_loss(store: Any) -> None:
     assert found.getHistory()[-1]["validation"]["loss"] == pytest.approx(2 * np.mean(error**2), rel=1e-4)
 
 
+class Told(Judging):
+    """Computes another loss in training."""
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool) -> Any:  # type: ignore[override]
+        return (3.0 if training else 1.0) * keras.ops.mean(y_pred * 0.0 + 1.0)
+
+
+def test_a_loss_is_told_whether_the_model_is_trained(store: Any) -> None:
+    model = Told()
+    model(X)
+    (record,) = make(store, model, optimizer="sgd", epochs=1).fit_on_parquet().getHistory()
+    assert record["train"]["loss"] == pytest.approx(3.0)
+    assert record["validation"]["loss"] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("rows", [1, 255, 256, 600])
 def test_predictions_do_not_depend_on_how_rows_are_cut(rows: int) -> None:
     from sparkvod.estimators.columns import Input
