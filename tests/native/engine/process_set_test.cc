@@ -184,6 +184,39 @@ TEST(ProcessSetsInFlight) {
     });
 }
 
+// What two ranks agree on beside a small tensor of the world the third knows nothing of. Of two
+// tensors that take turns in a cache of one the world's is one bit, and the set's is said in full.
+TEST(ProcessSetsBesideASmallTensorOfTheWorld) {
+  WorldOptions options;
+  options.config.cache_capacity = 1;
+  for (const Kind& kind : Kinds())
+    RunWorld(
+        kind, 3,
+        [](Engine& engine, int rank) {
+          int32_t id = 0;
+          EXPECT_EQ(Add(engine, {0, 1}, &id).Report(), "ok");
+          for (int turn = 0; turn < 50; ++turn) {
+            std::vector<float> pair(9, 1.0f), all(9, static_cast<float>(turn));
+            const Request of_all = AllreduceOf("all", DType::kFloat32, {9});
+            EXPECT_EQ(Run(engine, of_all, {{all.data(), all.data(), 9}}).Report(), "ok");
+            EXPECT(all == std::vector<float>(9, 3.0f * static_cast<float>(turn)));
+            all.assign(9, static_cast<float>(turn + rank));
+            int64_t of_pair = 0;
+            if (rank != 2)
+              EXPECT(engine
+                         .Submit(Of(id, AllreduceOf("pair", DType::kFloat32, {9})),
+                                 {{pair.data(), pair.data(), 9}}, false, &of_pair)
+                         .ok());
+            EXPECT_EQ(Run(engine, of_all, {{all.data(), all.data(), 9}}).Report(), "ok");
+            EXPECT(all == std::vector<float>(9, 3.0f * static_cast<float>(turn + 1)));
+            if (rank == 2) continue;
+            EXPECT_EQ(End(engine, of_pair).Report(), "ok");
+            EXPECT(pair == std::vector<float>(9, 2.0f));
+          }
+        },
+        options);
+}
+
 TEST(ProcessSetsOverSeveralHosts) {
   const std::string layout = "aabbcc";
   WorldOptions options;
