@@ -35,6 +35,7 @@ Communicator::Communicator(const Communicator& world, const std::vector<int>& ra
       spin_ns_(world.spin_ns_),
       crowded_(world.crowded_),
       patient_(world.patient_),
+      lost_(world.lost_),
       timeout_(world.timeout_),
       warn_after_(world.warn_after_),
       log_(world.log_) {
@@ -159,6 +160,7 @@ Result Communicator::Lost(int peer, const Departure& how) const {
 
 Result Communicator::CheckPeers(bool thorough) {
   const uint32_t departures = world_->arena->header().departures.load();
+  thorough = thorough || lost_;
   if (!thorough && departures == departures_) return {};
   for (int r = 0; r < world_->topology.size; ++r) {
     const Peer& peer = world_->peers[static_cast<size_t>(r)];
@@ -166,7 +168,10 @@ Result Communicator::CheckPeers(bool thorough) {
     if (!thorough && (peer.arena == nullptr || peer.arena->header().left.load() == 0)) continue;
     Departure how;
     // Whoever leaves in order has sent all that the others still need, so they do not mind.
-    if (peer.link->Left(&how) && !how.orderly) return Lost(r, how);
+    if (peer.link->Left(&how) && !how.orderly) {
+      lost_ = true;
+      return Lost(r, how);
+    }
   }
   departures_ = departures;
   return {};

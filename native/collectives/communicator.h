@@ -138,8 +138,8 @@ class Communicator {
     std::atomic<uint32_t>& sleeper = world_->arena->header().sleeper;
     sleeper.store(state);
     const Result last_look = attempt(step);
-    bool news = false;
-    if (last_look.ok() && *step == Step::kStuck) {
+    bool news = lost_;
+    if (!news && last_look.ok() && *step == Step::kStuck) {
       news = world_->driver.Sleep(most_ms);
       ++sleeps_;
     }
@@ -245,6 +245,10 @@ class Communicator {
   bool crowded_;  // ranks outnumber cores
   std::atomic<bool> own_patience_{false};
   std::atomic<bool>& patient_ = own_patience_;  // of a set: the world's
+  // Some peer was found lost. Its socket said so but once, and what was waited for then may have
+  // come all the same.
+  bool own_lost_ = false;
+  bool& lost_ = own_lost_;  // of a set: the world's
   double timeout_, warn_after_;
   Logger log_;
   uint64_t phase_ = 0;

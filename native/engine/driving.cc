@@ -17,6 +17,9 @@ constexpr int kInterruptMs = 200;
 // sleeps until it is rung.
 constexpr int kPatrolMs = 1;
 constexpr int64_t kPatrolForNs = 20000000;
+// While a caller drives, the background thread looks this often whether it has left operations that
+// are still pending, of which somebody must see that they do not wait for ever.
+constexpr int kRelieveMs = 500;
 
 }  // namespace
 
@@ -259,7 +262,9 @@ void Engine::Background() {
       timeout = kPatrolMs;
     } else {
       patrolling_ = false;
-      if (!driving_) {
+      if (driving_) {
+        timeout = kRelieveMs;
+      } else {
         // Announce, look once more, sleep: what comes after the announcement rings.
         world_->arena->header().sleeper.store(kIdle);
         if (HasWork()) continue;

@@ -63,8 +63,11 @@ Result Executor::Execute(const std::vector<Agreed>& agreed, std::vector<const ch
   }
   const uint64_t carried_before = carried_bytes_;
   std::vector<Batch> batches = PlanBatches(agreed, static_cast<size_t>(tunables_.fusion_threshold));
-  // Several are another call, or other ones, than the one that was offered.
-  if (batches.size() == 1 && agreed.size() == 1) batches[0].call.offers = std::move(offers);
+  // What was offered comes first. What else a rank agrees on in its sets the others do not know of,
+  // so all that counts is whether the offered one goes alone, and whole.
+  if (!offers.empty() && !batches.empty() && batches[0].pieces.back().agreed == 0 &&
+      batches[0].pieces.size() == agreed[0].operation->request.entries.size())
+    batches[0].call.offers = std::move(offers);
   for (const Batch& batch : batches) {
     SPARKVOD_TRY(ExecuteBatch(batch, agreed));
     // Before anybody is told that the last is done, and asks for a sample.

@@ -25,7 +25,7 @@ class Executor {
   Executor(World* world, Communicator* comm, std::unique_ptr<Backend> backend, const Config& config,
            Finish finish);
 
-  // `offers`: what the ranks laid down of the only operation. An error is the engine's end: a peer
+  // `offers`: what the ranks laid down of the first operation. An error is the engine's end: a peer
   // was lost, or memory is short.
   Result Execute(const std::vector<Agreed>& agreed, std::vector<const char*> offers);
   // Lays down what the others need of an operation, before they have agreed; false: nothing.

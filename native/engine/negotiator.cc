@@ -255,12 +255,14 @@ void Negotiator::Agree(const std::string& key, const std::shared_ptr<const Membe
     agreed.error = CheckAbsent(requests, absent, *members);
     if (members->place >= 0) {
       const auto me = static_cast<size_t>(members->place);
-      if (!absent[me])
+      if (!absent[me]) {
         agreed.operation = TakeWaiting(key);
-      else if (Result r = StandIn(requests[me], members->place, members->size(), &agreed.operation);
-               !r.ok())
+      } else if (Result r =
+                     StandIn(requests[me], members->place, members->size(), &agreed.operation);
+                 !r.ok()) {
         broken_ = r;
-      if (!broken_.ok()) return;
+        return;
+      }
     }
     if (average_over_ == kOverActive)
       agreed.average_over = static_cast<int>(std::count(absent.begin(), absent.end(), false));

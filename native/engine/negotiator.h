@@ -43,7 +43,7 @@ class Negotiator {
 
   struct Outcome {
     std::vector<Agreed> agreed;       // in the order in which all ranks execute them
-    std::vector<const char*> offers;  // by rank, of the only one; empty: some rank has none
+    std::vector<const char*> offers;  // by rank, of the first; empty: some rank has none
     bool shut_down = false;           // some rank wants to end
     bool again = false;               // this rank has requests to say anew
     bool stalled = false;             // some rank warns of those that are late

@@ -1,6 +1,7 @@
 // The algorithms over every transport, on worlds of any size, without an engine above them.
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -78,6 +79,38 @@ TEST(WhoeverIsWaitedForIsSaidToWaitItself) {
       EXPECT(waited.find("for " + whom + " in ") != std::string::npos);
     }
   });
+}
+
+// A socket tells of a death but once. Who was waiting for something that has come all the same
+// must not wait for the dead in what follows.
+TEST(ADeathIsRememberedWhereItWasNotMinded) {
+  if (!check::CanFork()) return;
+  const auto survive = [](World& world, const Transport& transport, Board& board) {
+    Config config = ConfigOf(transport);
+    config.spin_us = 0;
+    Communicator comm(&world, config, [] { return Result(); });
+    board.Barrier(comm.rank());
+    if (comm.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      ::raise(SIGKILL);
+    }
+    using Step = Communicator::Step;
+    Step step = Step::kStuck;
+    const auto woken = [&comm](Step* s) -> Result {
+      *s = comm.sleeps() > 0 ? Step::kDone : Step::kStuck;
+      return {};
+    };
+    EXPECT_EQ(comm.Await(kForMessage, 20000, woken, &step).Report(), "ok");
+    EXPECT(step == Step::kDone);
+    const auto stuck = [](Step* s) -> Result {
+      *s = Step::kStuck;
+      return {};
+    };
+    const int64_t began = NowNs();
+    EXPECT(comm.Await(kForMessage, 5000, stuck, &step).code() == Code::kPeerLost);
+    EXPECT(NowNs() - began < 1000000000);
+  };
+  ForEachTransport(2, survive, {1});
 }
 
 using AllreduceAmong = Result (*)(Communicator&, const Party&, DType, void*, size_t, Finish);

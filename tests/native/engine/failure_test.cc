@@ -173,6 +173,32 @@ TEST(WaitingMayTimeOutAndGoOn) {
   });
 }
 
+// A caller that has waited for a while and then only asks is told all the same that a rank is late.
+TEST(WhatAWaitLeftPendingTimesOut) {
+  WorldOptions options;
+  options.config.collective_timeout = 0.6;
+  options.shutdown = false;
+  RunWorld(
+      kInproc, 2,
+      [](Engine& engine, int rank) {
+        ExpectWorking(engine, "before");
+        if (rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        float data = 1;
+        const int64_t handle = Start(engine, AllreduceOf("never", DType::kFloat32, {1}), &data);
+        // Long enough for the background thread to find out that the caller drives.
+        EXPECT(engine.Wait(handle, 0.4).code() == Code::kTimeout);
+        bool done = false;
+        const Deadline deadline = Deadline::After(2);
+        while (!done && !deadline.Passed()) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          EXPECT(engine.Poll(handle, &done).ok());
+        }
+        EXPECT(done);
+        EXPECT_CONTAINS(End(engine, handle).Report(), "'never' (allreduce (sum) of float32 [1])");
+      },
+      options);
+}
+
 // Rank 1 leaves without a word while the others wait for it; `how` is what the leaving rank does.
 void OneLeaves(const Kind& kind, const std::function<void(Engine&)>& how, const std::string& says,
                std::vector<int> killed = {}) {

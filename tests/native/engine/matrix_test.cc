@@ -1,6 +1,5 @@
-// The product of must-show 1: worlds x transports x collectives x dtypes x operations x sizes x
-// memories x algorithms. In full all of it; else a little of each, what else is tested has the
-// rest.
+// The product of worlds, transports, collectives, dtypes, operations, sizes, memories and
+// algorithms. In full all of it; else a little of each, what else is tested has the rest.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -12,14 +11,6 @@ namespace sparkvod {
 namespace {
 
 using namespace check;  // NOLINT: a test of what check's worlds run
-
-Request RequestOf(const std::string& name, Collective collective, std::vector<Entry> entries) {
-  Request request;
-  request.name = name;
-  request.collective = collective;
-  request.entries = std::move(entries);
-  return request;
-}
 
 // Runs what makes outputs in engine memory; empty when it failed.
 std::vector<Output> Made(Engine& engine, const Request& request, const std::vector<Part>& parts) {

@@ -42,14 +42,6 @@ Request Of(int32_t set, Request request) {
   return request;
 }
 
-Request RequestOf(const std::string& name, Collective collective, std::vector<int64_t> shape) {
-  Request request;
-  request.name = name;
-  request.collective = collective;
-  request.entries.push_back({DType::kFloat32, std::move(shape)});
-  return request;
-}
-
 // Every collective once, of a set that this rank is in.
 void CheckSet(Engine& engine, int32_t set, const std::vector<int64_t>& ranks, int64_t count) {
   const int rank = engine.topology().rank;
@@ -88,13 +80,16 @@ void CheckSet(Engine& engine, int32_t set, const std::vector<int64_t>& ranks, in
       static_cast<size_t>(FirstRow(count, static_cast<int>(place) + 1, static_cast<int>(size)) -
                           FirstRow(count, static_cast<int>(place), static_cast<int>(size)));
   std::vector<float> in(n, mine), out(own);
-  EXPECT_EQ(Run(engine, Of(set, RequestOf("scatter" + suffix, Collective::kReducescatter, {count})),
+  EXPECT_EQ(Run(engine,
+                Of(set, RequestOf("scatter" + suffix, Collective::kReducescatter,
+                                  {{DType::kFloat32, {count}}})),
                 {{in.data(), out.data(), n}})
                 .Report(),
             "ok");
   EXPECT(out == std::vector<float>(own, sum));
 
-  Request spread = Of(set, RequestOf("spread" + suffix, Collective::kBroadcast, {count}));
+  Request spread =
+      Of(set, RequestOf("spread" + suffix, Collective::kBroadcast, {{DType::kFloat32, {count}}}));
   spread.root = static_cast<int32_t>(ranks.back());
   EXPECT_EQ(Run(engine, spread, {{in.data(), in.data(), n}}).Report(), "ok");
   EXPECT(in == std::vector<float>(n, static_cast<float>(ranks.back() + 1)));
@@ -106,7 +101,8 @@ void CheckSet(Engine& engine, int32_t set, const std::vector<int64_t>& ranks, in
     int64_t handle = 0;
     std::shared_ptr<Operation> operation;
     EXPECT(engine
-               .Submit(Of(set, RequestOf(NameOf(collective) + suffix, collective, {rows})),
+               .Submit(Of(set, RequestOf(NameOf(collective) + suffix, collective,
+                                         {{DType::kFloat32, {rows}}})),
                        {{given.data(), nullptr, given.size()}}, false, &handle)
                .ok());
     EXPECT(engine.Find(handle, &operation).ok());
@@ -184,6 +180,39 @@ TEST(ProcessSetsInFlight) {
     });
 }
 
+// What two ranks agree on beside a small tensor of the world the third knows nothing of. Of two
+// tensors that take turns in a cache of one the world's is one bit, and the set's is said in full.
+TEST(ProcessSetsBesideASmallTensorOfTheWorld) {
+  WorldOptions options;
+  options.config.cache_capacity = 1;
+  for (const Kind& kind : Kinds())
+    RunWorld(
+        kind, 3,
+        [](Engine& engine, int rank) {
+          int32_t id = 0;
+          EXPECT_EQ(Add(engine, {0, 1}, &id).Report(), "ok");
+          for (int turn = 0; turn < 50; ++turn) {
+            std::vector<float> pair(9, 1.0f), all(9, static_cast<float>(turn));
+            const Request of_all = AllreduceOf("all", DType::kFloat32, {9});
+            EXPECT_EQ(Run(engine, of_all, {{all.data(), all.data(), 9}}).Report(), "ok");
+            EXPECT(all == std::vector<float>(9, 3.0f * static_cast<float>(turn)));
+            all.assign(9, static_cast<float>(turn + rank));
+            int64_t of_pair = 0;
+            if (rank != 2)
+              EXPECT(engine
+                         .Submit(Of(id, AllreduceOf("pair", DType::kFloat32, {9})),
+                                 {{pair.data(), pair.data(), 9}}, false, &of_pair)
+                         .ok());
+            EXPECT_EQ(Run(engine, of_all, {{all.data(), all.data(), 9}}).Report(), "ok");
+            EXPECT(all == std::vector<float>(9, 3.0f * static_cast<float>(turn + 1)));
+            if (rank == 2) continue;
+            EXPECT_EQ(End(engine, of_pair).Report(), "ok");
+            EXPECT(pair == std::vector<float>(9, 2.0f));
+          }
+        },
+        options);
+}
+
 TEST(ProcessSetsOverSeveralHosts) {
   const std::string layout = "aabbcc";
   WorldOptions options;
@@ -251,7 +280,7 @@ TEST(ProcessSetsRefuseMistakes) {
         EXPECT_CONTAINS(result.Report(),
                         "rank 0 sent allreduce (sum) in process set 1 of float32 [3]");
         EXPECT_CONTAINS(result.Report(), "rank 2 sent");
-        Request spread = Of(id, RequestOf("b", Collective::kBroadcast, {3}));
+        Request spread = Of(id, RequestOf("b", Collective::kBroadcast, {{DType::kFloat32, {3}}}));
         spread.root = 1;
         EXPECT_CONTAINS(Run(engine, spread, parts).Report(), "one of the ranks [0,2] was expected");
       }
