@@ -49,12 +49,17 @@ Result Run(Engine& engine, const Request& request, const std::vector<Part>& part
   return End(engine, handle);
 }
 
-Request AllreduceOf(const std::string& name, DType dtype, std::vector<int64_t> shape, ReduceOp op) {
+Request RequestOf(const std::string& name, Collective collective, std::vector<Entry> entries) {
   Request request;
   request.name = name;
-  request.collective = Collective::kAllreduce;
+  request.collective = collective;
+  request.entries = std::move(entries);
+  return request;
+}
+
+Request AllreduceOf(const std::string& name, DType dtype, std::vector<int64_t> shape, ReduceOp op) {
+  Request request = RequestOf(name, Collective::kAllreduce, {{dtype, std::move(shape)}});
   request.op = op;
-  request.entries.push_back({dtype, std::move(shape)});
   return request;
 }
 

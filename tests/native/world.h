@@ -44,7 +44,8 @@ void RunWorld(const Kind& kind, int size, const RankBody& body, const WorldOptio
 Result Run(Engine& engine, const Request& request, const std::vector<Part>& parts,
            bool wait_only = true);
 
-// An allreduce of one tensor: what to submit.
+// What to submit: of anything, and an allreduce of one tensor.
+Request RequestOf(const std::string& name, Collective collective, std::vector<Entry> entries);
 Request AllreduceOf(const std::string& name, DType dtype, std::vector<int64_t> shape,
                     ReduceOp op = ReduceOp::kSum);
 

@@ -14,14 +14,6 @@ using namespace check;  // NOLINT: a test of what check's worlds run
 
 const std::vector<int> kSizes = {1, 2, 3, 5, 8};
 
-Request RequestOf(const std::string& name, Collective collective, std::vector<Entry> entries) {
-  Request request;
-  request.name = name;
-  request.collective = collective;
-  request.entries = std::move(entries);
-  return request;
-}
-
 // Submits, waits and returns what was made in engine memory.
 Result RunFor(Engine& engine, const Request& request, const std::vector<Part>& parts,
               std::vector<Output>* outputs) {

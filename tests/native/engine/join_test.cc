@@ -25,15 +25,6 @@ Result Join(Engine& engine, int32_t over, int* last) {
   return result;
 }
 
-Request RequestOf(const std::string& name, Collective collective, DType dtype,
-                  std::vector<int64_t> shape) {
-  Request request;
-  request.name = name;
-  request.collective = collective;
-  request.entries.push_back({dtype, std::move(shape)});
-  return request;
-}
-
 // One step of the ranks `first` to size-1, the others having joined.
 void Step(Engine& engine, int first, int64_t count, int32_t over) {
   const int rank = engine.topology().rank, size = engine.topology().size;
@@ -93,7 +84,7 @@ void Step(Engine& engine, int first, int64_t count, int32_t over) {
       static_cast<size_t>(FirstRow(count, rank + 1, size) - FirstRow(count, rank, size));
   std::vector<float> data(n, mine), out(own);
   const Request scatter =
-      RequestOf("scatter" + suffix, Collective::kReducescatter, DType::kFloat32, {count});
+      RequestOf("scatter" + suffix, Collective::kReducescatter, {{DType::kFloat32, {count}}});
   EXPECT_EQ(Run(engine, scatter, {{data.data(), out.data(), n}}).Report(), "ok");
   EXPECT(out == std::vector<float>(own, sum));
   Request mean = scatter;
@@ -103,12 +94,14 @@ void Step(Engine& engine, int first, int64_t count, int32_t over) {
   const float divisor = over == kOverActive ? active : static_cast<float>(size);
   if (own > 0) EXPECT(std::abs(out[0] - sum / divisor) < 1e-5f * sum);
 
-  Request spread = RequestOf("spread" + suffix, Collective::kBroadcast, DType::kFloat32, {count});
+  Request spread =
+      RequestOf("spread" + suffix, Collective::kBroadcast, {{DType::kFloat32, {count}}});
   spread.root = size - 1;
   EXPECT_EQ(Run(engine, spread, {{data.data(), data.data(), n}}).Report(), "ok");
   EXPECT(data == std::vector<float>(n, static_cast<float>(size)));
 
-  Request all = RequestOf("all" + suffix, Collective::kAlltoall, DType::kFloat32, {count * size});
+  Request all =
+      RequestOf("all" + suffix, Collective::kAlltoall, {{DType::kFloat32, {count * size}}});
   all.splits.assign(static_cast<size_t>(size), count);
   std::fill_n(all.splits.begin(), first, 0);
   data.assign(n * static_cast<size_t>(size), mine);
@@ -215,7 +208,7 @@ TEST(JoinedRanksAreNamedWhereTheyAreNeeded) {
   for (const Kind& kind : Kinds())
     RunWorld(kind, 3, [](Engine& engine, int rank) {
       std::vector<float> data(9, static_cast<float>(rank));
-      Request spread = RequestOf("spread", Collective::kBroadcast, DType::kFloat32, {9});
+      Request spread = RequestOf("spread", Collective::kBroadcast, {{DType::kFloat32, {9}}});
       spread.root = 1;
       EXPECT_EQ(Run(engine, spread, {{data.data(), data.data(), 9}}).Report(), "ok");  // cached
       if (rank != 1) {
@@ -223,7 +216,7 @@ TEST(JoinedRanksAreNamedWhereTheyAreNeeded) {
           Result result = Run(engine, spread, {{data.data(), data.data(), 9}});
           EXPECT(result.code() == Code::kMismatch);
           EXPECT_CONTAINS(result.Report(), "root 1, but rank 1 has joined");
-          result = Run(engine, RequestOf("all", Collective::kAlltoall, DType::kFloat32, {9}),
+          result = Run(engine, RequestOf("all", Collective::kAlltoall, {{DType::kFloat32, {9}}}),
                        {{data.data(), nullptr, 9}});
           EXPECT(result.code() == Code::kMismatch);
           EXPECT_CONTAINS(result.Report(), "sends 3 rows to rank 1, but rank 1 has joined");

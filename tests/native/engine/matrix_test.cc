@@ -13,14 +13,6 @@ namespace {
 
 using namespace check;  // NOLINT: a test of what check's worlds run
 
-Request RequestOf(const std::string& name, Collective collective, std::vector<Entry> entries) {
-  Request request;
-  request.name = name;
-  request.collective = collective;
-  request.entries = std::move(entries);
-  return request;
-}
-
 // Runs what makes outputs in engine memory; empty when it failed.
 std::vector<Output> Made(Engine& engine, const Request& request, const std::vector<Part>& parts) {
   int64_t handle = 0;

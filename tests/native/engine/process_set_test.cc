@@ -42,14 +42,6 @@ Request Of(int32_t set, Request request) {
   return request;
 }
 
-Request RequestOf(const std::string& name, Collective collective, std::vector<int64_t> shape) {
-  Request request;
-  request.name = name;
-  request.collective = collective;
-  request.entries.push_back({DType::kFloat32, std::move(shape)});
-  return request;
-}
-
 // Every collective once, of a set that this rank is in.
 void CheckSet(Engine& engine, int32_t set, const std::vector<int64_t>& ranks, int64_t count) {
   const int rank = engine.topology().rank;
@@ -88,13 +80,16 @@ void CheckSet(Engine& engine, int32_t set, const std::vector<int64_t>& ranks, in
       static_cast<size_t>(FirstRow(count, static_cast<int>(place) + 1, static_cast<int>(size)) -
                           FirstRow(count, static_cast<int>(place), static_cast<int>(size)));
   std::vector<float> in(n, mine), out(own);
-  EXPECT_EQ(Run(engine, Of(set, RequestOf("scatter" + suffix, Collective::kReducescatter, {count})),
+  EXPECT_EQ(Run(engine,
+                Of(set, RequestOf("scatter" + suffix, Collective::kReducescatter,
+                                  {{DType::kFloat32, {count}}})),
                 {{in.data(), out.data(), n}})
                 .Report(),
             "ok");
   EXPECT(out == std::vector<float>(own, sum));
 
-  Request spread = Of(set, RequestOf("spread" + suffix, Collective::kBroadcast, {count}));
+  Request spread =
+      Of(set, RequestOf("spread" + suffix, Collective::kBroadcast, {{DType::kFloat32, {count}}}));
   spread.root = static_cast<int32_t>(ranks.back());
   EXPECT_EQ(Run(engine, spread, {{in.data(), in.data(), n}}).Report(), "ok");
   EXPECT(in == std::vector<float>(n, static_cast<float>(ranks.back() + 1)));
@@ -106,7 +101,8 @@ void CheckSet(Engine& engine, int32_t set, const std::vector<int64_t>& ranks, in
     int64_t handle = 0;
     std::shared_ptr<Operation> operation;
     EXPECT(engine
-               .Submit(Of(set, RequestOf(NameOf(collective) + suffix, collective, {rows})),
+               .Submit(Of(set, RequestOf(NameOf(collective) + suffix, collective,
+                                         {{DType::kFloat32, {rows}}})),
                        {{given.data(), nullptr, given.size()}}, false, &handle)
                .ok());
     EXPECT(engine.Find(handle, &operation).ok());
@@ -251,7 +247,7 @@ TEST(ProcessSetsRefuseMistakes) {
         EXPECT_CONTAINS(result.Report(),
                         "rank 0 sent allreduce (sum) in process set 1 of float32 [3]");
         EXPECT_CONTAINS(result.Report(), "rank 2 sent");
-        Request spread = Of(id, RequestOf("b", Collective::kBroadcast, {3}));
+        Request spread = Of(id, RequestOf("b", Collective::kBroadcast, {{DType::kFloat32, {3}}}));
         spread.root = 1;
         EXPECT_CONTAINS(Run(engine, spread, parts).Report(), "one of the ranks [0,2] was expected");
       }

@@ -20,14 +20,6 @@ WorldOptions Encrypted(int64_t streams = 1) {
   return options;
 }
 
-Request RequestOf(const std::string& name, Collective collective, std::vector<int64_t> shape) {
-  Request request;
-  request.name = name;
-  request.collective = collective;
-  request.entries.push_back({DType::kFloat32, std::move(shape)});
-  return request;
-}
-
 // A term that is exact in sums of a few.
 float Term(int rank, size_t i) {
   return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 101);
@@ -57,17 +49,18 @@ void RunAll(Engine& engine, const std::string& name, size_t rows) {
   EXPECT(data == sums);
 
   data = Terms(rank, count);
-  Request broadcast = RequestOf(name + "b", Collective::kBroadcast, shape);
+  Request broadcast = RequestOf(name + "b", Collective::kBroadcast, {{DType::kFloat32, shape}});
   broadcast.root = static_cast<int32_t>(size) - 1;
   EXPECT_EQ(Run(engine, broadcast, {{data.data(), data.data(), count}}).Report(), "ok");
   EXPECT(data == Terms(broadcast.root, count));
 
   data = Terms(rank, count);
   std::vector<float> share(rows);
-  EXPECT_EQ(Run(engine, RequestOf(name + "r", Collective::kReducescatter, shape),
-                {{data.data(), share.data(), count}})
-                .Report(),
-            "ok");
+  EXPECT_EQ(
+      Run(engine, RequestOf(name + "r", Collective::kReducescatter, {{DType::kFloat32, shape}}),
+          {{data.data(), share.data(), count}})
+          .Report(),
+      "ok");
   EXPECT(std::memcmp(share.data(), sums.data() + static_cast<size_t>(rank) * rows,
                      rows * sizeof(float)) == 0);
 
@@ -79,7 +72,7 @@ void RunAll(Engine& engine, const std::string& name, size_t rows) {
   EXPECT_EQ(got.size(), rows * size * (size + 1) / 2);
   EXPECT_EQ(got.back(), static_cast<float>(size - 1));
 
-  Request alltoall = RequestOf(name + "t", Collective::kAlltoall, shape);
+  Request alltoall = RequestOf(name + "t", Collective::kAlltoall, {{DType::kFloat32, shape}});
   alltoall.splits.assign(size, static_cast<int64_t>(rows));
   int64_t handle = 0;
   std::shared_ptr<Operation> operation;
