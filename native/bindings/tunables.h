@@ -38,12 +38,19 @@ inline Tunables TunablesFrom(const pybind11::dict& dict, Tunables tunables) {
       continue;
     }
     const double mbits = value.cast<double>() * 1000;
-    if (!(std::abs(mbits) < 1e15)) throw py::value_error("link_gbits is no number of a link");
+    if (!(std::abs(mbits) < 1e15))
+      throw py::value_error("link_gbits=" + py::str(value).cast<std::string>() +
+                            " was found, 10^9 bits per second of a link were expected");
     tunables.*t.value = std::llround(mbits);
   }
-  if (!left.empty())
+  if (!left.empty()) {
+    std::string known;
+    for (const Tunable& t : kTunables)
+      known += (known.empty() ? "" : ", ") + std::string(KnobOf(t));
     throw py::value_error("no knobs of these names can be tuned: " +
-                          py::str(left.attr("keys")()).cast<std::string>());
+                          py::str(", ").attr("join")(left).cast<std::string>() + "; of " + known +
+                          " some were expected");
+  }
   return tunables;
 }
 

@@ -80,25 +80,32 @@ bool Connector::Advance(Shaking* shaking) {
     if (!shaking->deadline.Passed()) return false;
     result = Result::Fail(Code::kTimeout, "the handshake took too long");
   }
-  if (!result.ok()) {
-    if (incoming)
-      log_.Warning("dropped a stranger's connection: " + result.Report());
+  if (!incoming) {
+    if (result.ok())
+      made_[shaking->key] = handshake.TakeStream();
     else
       Retry(shaking->key, result.Report());
     return true;
   }
-  Key key = shaking->key;
-  if (incoming) {
-    const Hello& hello = handshake.hello();
-    key = {hello.from, hello.purpose};
-    if (hello.to != rank_ || hello.from <= rank_ || wanted_.count(key) == 0) {
-      log_.Warning("dropped a connection of rank " + std::to_string(hello.from) +
-                   " that was meant for rank " + std::to_string(hello.to));
-      return true;
-    }
+  const Hello& hello = handshake.hello();  // of nobody until the secret is proved
+  Attempt* const wanted = Wanted(hello);
+  if (result.ok() && wanted != nullptr) {
+    made_[{hello.from, hello.purpose}] = handshake.TakeStream();
+    return true;
   }
-  made_[key] = handshake.TakeStream();
+  if (wanted != nullptr) wanted->last_error = result.Report();
+  const std::string whose = hello.from < 0 ? "a stranger's connection"
+                                           : "a connection of rank " + std::to_string(hello.from);
+  log_.Warning("dropped " + whose +
+               (result.ok() ? " that was meant for rank " + std::to_string(hello.to)
+                            : ": " + result.Report()));
   return true;
+}
+
+Connector::Attempt* Connector::Wanted(const Hello& hello) {
+  const auto attempt = wanted_.find({hello.from, hello.purpose});
+  const bool wanted = hello.to == rank_ && hello.from > rank_ && attempt != wanted_.end();
+  return wanted ? &attempt->second : nullptr;
 }
 
 std::string Connector::Missing() const {

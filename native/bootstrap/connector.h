@@ -55,6 +55,8 @@ class Connector {
   Result StartOne(const Key& key, Attempt* attempt, Fd* fd);
   void AcceptAll(int listener);
   void Retry(const Key& key, const std::string& why);
+  // The attempt that an incoming connection answers; null when nobody waits for it.
+  Attempt* Wanted(const Hello& hello);
   // True when the handshake has ended, well or badly.
   bool Advance(Shaking* shaking);
   std::string Missing() const;

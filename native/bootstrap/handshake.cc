@@ -7,6 +7,7 @@
 
 #include "native/base/sha256.h"
 #include "native/base/wire.h"
+#include "native/transport/socket.h"
 
 namespace sparkvod {
 namespace {
@@ -103,7 +104,7 @@ Result Handshake::Step() {
         at_ += static_cast<size_t>(n);
       } else if (n == 0) {
         return Result::Fail(Code::kPeerLost, "the connection was closed during the handshake");
-      } else if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) {
+      } else if (WouldBlock(errno)) {
         return {};
       } else {
         return Result::Errno("the connection failed during the handshake", errno, Code::kPeerLost);

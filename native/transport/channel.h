@@ -21,7 +21,7 @@ namespace sparkvod {
 class Channel {
  public:
   virtual ~Channel() = default;
-  // Name of the transport: "inproc", "shm" or "tcp".
+  // Name of the transport: "inproc", "shm", "tcp" or, encrypted, "tls".
   virtual const char* transport() const = 0;
   virtual Result TrySend(const void* data, size_t bytes, size_t* sent) = 0;
   virtual Result TryRecv(void* data, size_t bytes, size_t* received) = 0;

@@ -1,6 +1,7 @@
 // Small wrappers of the socket calls that bootstrap and transports need.
 #pragma once
 
+#include <cerrno>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,10 @@ Result StartConnectUnix(const std::string& name, Fd* out);
 Result FinishConnect(int fd);
 // Accepts one connection, non-blocking; an invalid descriptor when there is none.
 Fd Accept(int listener);
+// Whether a call on a non-blocking descriptor failed with `error` for want of bytes or room only.
+inline bool WouldBlock(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
 // No Nagle delay, large buffers, keep-alive.
 void TuneTcp(int fd);
 

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "native/transport/socket.h"
+
 namespace sparkvod {
 namespace {
 
@@ -81,7 +83,7 @@ bool ArenaLink::Left(Departure* how) {
   if (!socket_.valid()) return false;
   char byte;
   const ssize_t n = ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK);
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return false;
+  if (n < 0 && WouldBlock(errno)) return false;
   // Closed: it may have told why between the two looks.
   if (header.left.load() != 0) return Left(how);
   *how = Departure{};

@@ -4,10 +4,10 @@
 
 #include <cerrno>
 
+#include "native/transport/socket.h"
+
 namespace sparkvod {
 namespace {
-
-bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 Result Failed(int error) { return Result::Errno("its connection failed", error, Code::kPeerLost); }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "native/transport/socket.h"
 #include "native/transport/tls/openssl.h"
 
 namespace sparkvod {
@@ -48,8 +49,6 @@ std::string LastReason() {
   const char* const reason = Tls().ERR_reason_error_string(Tls().ERR_peek_last_error());
   return reason != nullptr ? reason : "no reason was given";
 }
-
-bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 // The key as the library takes it: a session that both ends had before.
 openssl::SslSession* SessionOf(openssl::Ssl* ssl, const std::string& key) {

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -30,23 +31,36 @@ Config TestConfig() {
   return config;
 }
 
+// One that listens, and the world that it joins.
+struct Rank {
+  explicit Rank(const Config& config) {
+    EXPECT(Bootstrap::Listen(config, &bootstrap, &endpoint).ok());
+  }
+  Result Connect(int rank, const std::vector<std::string>& endpoints,
+                 const std::string& secret = "s",
+                 const std::function<bool()>& interrupted = nullptr) {
+    return bootstrap->Connect(rank, endpoints, secret, interrupted, &world);
+  }
+
+  std::unique_ptr<Bootstrap> bootstrap;
+  std::string endpoint;
+  std::unique_ptr<World> world;
+};
+
 TEST(BootstrapJoinsWorldsOfEverySize) {
   for (int size : {1, 2, 3, 8}) {
     for (const char* transport : {"auto", "tcp"}) {
       check::RunThreads(size, [&](int rank, Board& board) {
         Config config = TestConfig();
         config.transport = transport;
-        std::unique_ptr<Bootstrap> bootstrap;
-        std::string endpoint;
-        EXPECT(Bootstrap::Listen(config, &bootstrap, &endpoint).ok());
-        std::unique_ptr<World> world;
-        const auto endpoints = board.Gather(rank, endpoint);
-        EXPECT_EQ(bootstrap->Connect(rank, endpoints, "s", nullptr, &world).Report(), "ok");
-        if (world != nullptr) {
-          EXPECT_EQ(world->topology.rank, rank);
-          EXPECT_EQ(world->topology.size, size);
-          EXPECT_EQ(world->topology.local_size, size);
-          EXPECT_EQ(world->topology.cross_size, 1);
+        Rank own(config);
+        EXPECT_EQ(own.Connect(rank, board.Gather(rank, own.endpoint)).Report(), "ok");
+        if (own.world != nullptr) {
+          const Topology& topology = own.world->topology;
+          EXPECT_EQ(topology.rank, rank);
+          EXPECT_EQ(topology.size, size);
+          EXPECT_EQ(topology.local_size, size);
+          EXPECT_EQ(topology.cross_size, 1);
         }
         board.Barrier(rank);
       });
@@ -76,13 +90,9 @@ TEST(BootstrapRefusesAnotherSecret) {
       Config config = TestConfig();
       config.start_timeout = 0.5;
       config.tls = tls;
-      std::unique_ptr<Bootstrap> bootstrap;
-      std::string endpoint;
-      EXPECT(Bootstrap::Listen(config, &bootstrap, &endpoint).ok());
-      std::unique_ptr<World> world;
-      const auto endpoints = board.Gather(rank, endpoint);
+      Rank own(config);
       const Result result =
-          bootstrap->Connect(rank, endpoints, rank == 0 ? "right" : "wrong", nullptr, &world);
+          own.Connect(rank, board.Gather(rank, own.endpoint), rank == 0 ? "right" : "wrong");
       EXPECT(result.code() == Code::kTimeout);
       EXPECT_CONTAINS(result.Report(), "rank " + std::to_string(1 - rank));
       board.Barrier(rank);
@@ -95,12 +105,8 @@ TEST(BootstrapEncryptsOnAllRanksOrOnNone) {
   check::RunThreads(3, [](int rank, Board& board) {
     Config config = TestConfig();
     config.tls = rank != 1;
-    std::unique_ptr<Bootstrap> bootstrap;
-    std::string endpoint;
-    EXPECT(Bootstrap::Listen(config, &bootstrap, &endpoint).ok());
-    std::unique_ptr<World> world;
-    const Result result =
-        bootstrap->Connect(rank, board.Gather(rank, endpoint), "s", nullptr, &world);
+    Rank own(config);
+    const Result result = own.Connect(rank, board.Gather(rank, own.endpoint));
     EXPECT(result.code() == Code::kInvalid);
     EXPECT_CONTAINS(result.Report(), rank == 1 ? "SPARKVOD_TLS is 0 on rank 1 and 1 on rank 0"
                                                : "and 0 on rank 1; set one value on all ranks");
@@ -111,40 +117,26 @@ TEST(BootstrapEncryptsOnAllRanksOrOnNone) {
 TEST(BootstrapNamesTheRankThatIsMissing) {
   Config config = TestConfig();
   config.start_timeout = 0.3;
-  std::unique_ptr<Bootstrap> one, other;
-  std::string first, second;
-  EXPECT(Bootstrap::Listen(config, &one, &first).ok());
-  EXPECT(Bootstrap::Listen(config, &other, &second).ok());
-  std::unique_ptr<World> world;
-  const Result result = one->Connect(0, {first, second}, "s", nullptr, &world);
+  Rank one(config), other(config);
+  const Result result = one.Connect(0, {one.endpoint, other.endpoint});
   EXPECT(result.code() == Code::kTimeout);
   EXPECT_CONTAINS(result.Report(), "rank 1");
   EXPECT_CONTAINS(result.Report(), "SPARKVOD_START_TIMEOUT");
 }
 
 TEST(BootstrapSaysWhatIsWrongWithItsArguments) {
-  Config config = TestConfig();
-  std::unique_ptr<Bootstrap> one;
-  std::string endpoint;
-  EXPECT(Bootstrap::Listen(config, &one, &endpoint).ok());
-  std::unique_ptr<World> world;
-  EXPECT(one->Connect(1, {endpoint}, "s", nullptr, &world).code() == Code::kInvalid);
-  EXPECT(one->Connect(0, {"rubbish"}, "s", nullptr, &world).code() == Code::kInvalid);
-  EXPECT(one->Connect(0, {endpoint.substr(0, endpoint.size() - 1)}, "s", nullptr, &world).code() ==
-         Code::kInvalid);
-  EXPECT(one->Connect(0, {""}, "s", nullptr, &world).code() == Code::kInvalid);
+  Rank one(TestConfig());
+  EXPECT(one.Connect(1, {one.endpoint}).code() == Code::kInvalid);
+  const std::string cut = one.endpoint.substr(0, one.endpoint.size() - 1);
+  for (const std::string& wrong : {std::string("rubbish"), cut, std::string()})
+    EXPECT(one.Connect(0, {wrong}).code() == Code::kInvalid);
 }
 
 TEST(BootstrapStopsWhenItIsInterrupted) {
-  Config config = TestConfig();
-  std::unique_ptr<Bootstrap> one, other;
-  std::string first, second;
-  EXPECT(Bootstrap::Listen(config, &one, &first).ok());
-  EXPECT(Bootstrap::Listen(config, &other, &second).ok());
-  std::unique_ptr<World> world;
+  Rank one(TestConfig()), other(TestConfig());
   const int64_t start = NowNs();
-  EXPECT(
-      one->Connect(0, {first, second}, "s", [] { return true; }, &world).code() == Code::kShutDown);
+  const Result result = one.Connect(0, {one.endpoint, other.endpoint}, "s", [] { return true; });
+  EXPECT(result.code() == Code::kShutDown);
   EXPECT(NowNs() - start < int64_t{2} * 1000000000);
 }
 
@@ -157,42 +149,67 @@ Fd Knock(const std::string& endpoint) {
   return fd;
 }
 
+// Goes through a handshake with somebody who runs elsewhere.
+void Shake(Handshake* handshake) {
+  const Deadline deadline = Deadline::After(5);
+  while (!deadline.Passed() && handshake->Step().ok() &&
+         handshake->state() != Handshake::State::kDone)
+    ::usleep(1000);
+}
+
+// Who has proved the secret is no stranger: he is named.
+TEST(BootstrapNamesTheRankThatCannotEncrypt) {
+  if (!check::CanEncrypt()) return;
+  Config config = TestConfig();
+  config.tls = true;
+  config.start_timeout = 0.5;
+  Rank one(config), other(config);
+  std::thread liar([fd = Knock(one.endpoint)]() mutable {
+    Handshake handshake = Handshake::Client(std::move(fd), "s", Hello{1, 0, Purpose::kData});
+    Shake(&handshake);
+    Stream stream = handshake.TakeStream();
+    size_t n = 0;
+    const std::string rubbish(300, 'G');
+    EXPECT(stream.Send(rubbish.data(), rubbish.size(), &n).ok());
+    ::usleep(200000);
+  });
+  const Result result = one.Connect(0, {one.endpoint, other.endpoint});
+  liar.join();
+  EXPECT(result.code() == Code::kTimeout);
+  EXPECT_CONTAINS(result.Report(), "missing: rank 1 on ");
+  EXPECT_CONTAINS(result.Report(), "the connection could not be encrypted");
+}
+
 // Some say nothing, some talk rubbish, some go at once, some know another secret: the world comes
 // together all the same.
 void JoinAmongStrangers(bool tls) {
   check::RunThreads(2, [tls](int rank, Board& board) {
     Config config = TestConfig();
     config.tls = tls;
-    std::unique_ptr<Bootstrap> bootstrap;
-    std::string endpoint;
-    EXPECT(Bootstrap::Listen(config, &bootstrap, &endpoint).ok());
+    Rank own(config);
     std::vector<Fd> strangers;
     if (rank == 0) {
       for (int i = 0; i < 20; ++i) {
-        strangers.push_back(Knock(endpoint));
+        strangers.push_back(Knock(own.endpoint));
         const std::string rubbish(static_cast<size_t>(i) * 40, 'G');
         (void)!::send(strangers.back().get(), rubbish.data(), rubbish.size(), MSG_NOSIGNAL);
         if (i % 3 == 0) strangers.back().Close();
       }
     }
-    const auto endpoints = board.Gather(rank, endpoint);
+    const auto endpoints = board.Gather(rank, own.endpoint);
     std::thread liar;
     if (rank == 0) {
-      liar = std::thread([fd = Knock(endpoint)]() mutable {
+      liar = std::thread([fd = Knock(own.endpoint)]() mutable {
         Handshake handshake =
             Handshake::Client(std::move(fd), "another", Hello{1, 0, Purpose::kData});
-        const Deadline deadline = Deadline::After(5);
-        while (!deadline.Passed() && handshake.Step().ok() &&
-               handshake.state() != Handshake::State::kDone)
-          ::usleep(1000);
+        Shake(&handshake);
         EXPECT(handshake.state() != Handshake::State::kDone);
       });
     }
-    std::unique_ptr<World> world;
-    EXPECT_EQ(bootstrap->Connect(rank, endpoints, "s", nullptr, &world).Report(), "ok");
+    EXPECT_EQ(own.Connect(rank, endpoints).Report(), "ok");
     board.Barrier(rank);
-    world.reset();
-    bootstrap.reset();
+    own.world.reset();
+    own.bootstrap.reset();
     if (liar.joinable()) liar.join();
   });
 }
