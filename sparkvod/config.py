@@ -91,6 +91,15 @@ KNOBS: dict[str, Knob] = {
             minimum=0,
         ),
         Knob(
+            "host_timeout",
+            60.0,
+            "seconds without any answer of another host's kernel after which its ranks are lost (it answers for ranks "
+            "that are stopped or slow too); 0: as the system has it, hours",
+            True,
+            minimum=0,
+            maximum=32767,
+        ),
+        Knob(
             "stall_stacks",
             False,
             "whether a rank that others warn of shows the Python stacks of all its threads on its standard error",

@@ -16,6 +16,7 @@ struct Config {
   double start_timeout = 120;            // s
   double collective_timeout = 600;       // s; 0: for ever
   double stall_check_time_seconds = 60;  // s; 0: never
+  double host_timeout = 60;              // s; 0: as the system has it
   int64_t fusion_threshold = 64 << 20;   // bytes
   int64_t linger_us = 300;               // us
   int64_t one_shot_bytes = 32 << 10;     // bytes

@@ -1,7 +1,6 @@
 // An error as a value: a code, what happened in words, and the error that caused it.
 #pragma once
 
-#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -27,22 +26,18 @@ class [[nodiscard]] Result {
   static Result Ok() { return {}; }
   static Result Fail(Code code, std::string what, const Result& cause = {}) {
     Result r;
-    r.story_ = std::make_shared<const Story>(Story{code, std::move(what), cause.story_});
+    r.story_ = std::make_shared<const Story>(Story{code, std::move(what), cause.story_, 0});
     return r;
   }
   // `what` failed with the given errno.
-  static Result Errno(std::string what, int error, Code code = Code::kSystem) {
-    what += std::string(": ") + std::strerror(error);
-    // The limit is the one thing that a reader can change about it.
-    if (error == EMFILE)
-      what +=
-          "; a rank needs about ten descriptors and two for each rank on another host: raise "
-          "the limit of this process (ulimit -n)";
-    return Fail(code, std::move(what));
-  }
+  static Result Errno(const std::string& what, int error, Code code = Code::kSystem);
 
   bool ok() const { return story_ == nullptr; }
   Code code() const { return story_ ? story_->code : Code::kOk; }
+  // The errno that this error was made of; 0 when it was none.
+  int error() const { return story_ ? story_->error : 0; }
+  // Whether the process, or the host, has no descriptor left: who tries again fails again.
+  bool out_of_descriptors() const;
   // The story from the outermost error to its first cause, one sentence each.
   std::string Report() const {
     std::string text;
@@ -58,6 +53,7 @@ class [[nodiscard]] Result {
     Code code;
     std::string what;
     std::shared_ptr<const Story> cause;
+    int error = 0;
   };
   std::shared_ptr<const Story> story_;
 };

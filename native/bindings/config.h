@@ -25,6 +25,7 @@ inline Config ConfigFrom(const pybind11::dict& dict) {
   take("start_timeout", &config.start_timeout);
   take("collective_timeout", &config.collective_timeout);
   take("stall_check_time_seconds", &config.stall_check_time_seconds);
+  take("host_timeout", &config.host_timeout);
   take("fusion_threshold", &config.fusion_threshold);
   take("linger_us", &config.linger_us);
   take("one_shot_bytes", &config.one_shot_bytes);

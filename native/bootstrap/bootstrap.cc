@@ -1,8 +1,10 @@
 #include "native/bootstrap/bootstrap.h"
 
+#include <fcntl.h>
 #include <poll.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <map>
 
@@ -21,6 +23,8 @@ namespace sparkvod {
 namespace {
 
 constexpr int kInterruptMs = 50;  // how often a wait looks whether it is interrupted
+// For so long a rank that cannot go on waits for the others, to tell them why.
+constexpr double kFarewellSeconds = 0.5;
 
 std::string Hex(const std::string& bytes) {
   std::string text;
@@ -175,6 +179,8 @@ Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out,
   b->config_ = config;
   b->own_ = Endpoint::OfThisProcess(config);
   const Result shared = Arena::Probe(b->own_.arena_bytes + b->own_.staging_bytes);
+  // Without a descriptor for it there is none for TCP either.
+  if (shared.out_of_descriptors()) return shared;
   if (!shared.ok()) b->own_.not_shared = shared.Report();
   std::string address;
   SPARKVOD_TRY(OwnAddress(config.address, &address));
@@ -182,6 +188,8 @@ Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out,
   b->own_.addresses = address.empty() ? LocalAddresses() : std::vector<std::string>{address};
   b->own_.unix_name = "sparkvod." + Hex(RandomBytes(16));
   SPARKVOD_TRY(ListenUnix(b->own_.unix_name, &b->unix_));
+  b->spare_ = Fd(::fcntl(b->unix_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!b->spare_.valid()) return Result::Errno("no descriptor can be kept in reserve", errno);
   b->place_ = std::make_unique<inproc::Place>(b->own_.unix_name);
   *endpoint = b->own_.Encode();
   *out = std::move(b);
@@ -209,23 +217,33 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
   SPARKVOD_TRY(FallBack(rank, log, &endpoints));
   own_ = endpoints[static_cast<size_t>(rank)];
 
-  auto world = std::make_unique<World>();
+  Parts parts;
   std::vector<std::string> ids, hosts;
   for (const Endpoint& e : endpoints) {
     ids.push_back(e.host_id);
     hosts.push_back(e.host);
   }
-  world->topology = MakeTopology(rank, ids, hosts);
-  const Topology& topology = world->topology;
-  world->peers.resize(encoded.size());
-  SPARKVOD_TRY(Poller::Create(true, &world->idle));
-  SPARKVOD_TRY(Poller::Create(false, &world->driver));
+  parts.world->topology = MakeTopology(rank, ids, hosts);
+  parts.world->peers.resize(encoded.size());
+  Connector connector(rank, endpoints, secret, log);
+  const Result joined = Assemble(&connector, endpoints, secret, log, interrupted, &parts);
+  spare_.Close();
+  if (!joined.ok()) return Leave(&connector, joined, &parts);
+  parts.world->place = std::move(place_);
+  *out = std::move(parts.world);
+  return {};
+}
 
+Result Bootstrap::Assemble(Connector* connector, const std::vector<Endpoint>& endpoints,
+                           const std::string& secret, const Logger& log,
+                           const std::function<bool()>& interrupted, Parts* parts) {
+  World* const world = parts->world.get();
+  const Topology& topology = world->topology;
+  const int rank = topology.rank, size = topology.size;
   const auto is_in_process = [&](int r) {
     return endpoints[static_cast<size_t>(r)].process == own_.process;
   };
   const Deadline deadline = Deadline::After(config_.start_timeout);
-  Connector connector(rank, endpoints, secret, log);
   Geometry geometry;
   geometry.staging_bytes = static_cast<size_t>(own_.staging_bytes);
   geometry.heap_bytes = static_cast<size_t>(own_.arena_bytes);
@@ -235,18 +253,20 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
     const Endpoint& e = endpoints[static_cast<size_t>(r)];
     if (Shares(own_, e)) {
       // Threads meet without a socket: among n of them there would be n².
-      if (!is_in_process(r)) connector.Want(r, Purpose::kShared);
+      if (!is_in_process(r)) connector->Want(r, Purpose::kShared);
       in_process = in_process && is_in_process(r);
       // The smallest heap of a host's ranks serves all, so that geometries agree.
       geometry.heap_bytes = std::min(geometry.heap_bytes, static_cast<size_t>(e.arena_bytes));
     } else {
-      for (int s = 0; s < config_.tcp_streams; ++s) connector.Want(r, DataStream(s));
-      connector.Want(r, Purpose::kLink);
+      for (int s = 0; s < config_.tcp_streams; ++s) connector->Want(r, DataStream(s));
+      connector->Want(r, Purpose::kLink);
     }
   }
   const bool sharing = Shares(own_, own_) && topology.local_size > 1;
   geometry.local_size = sharing ? topology.local_size : 1;
-  SPARKVOD_TRY(connector.Run({tcp_.get(), unix_.get()}, deadline, interrupted));
+  SPARKVOD_TRY(Poller::Create(true, &world->idle));
+  SPARKVOD_TRY(Poller::Create(false, &world->driver));
+  SPARKVOD_TRY(connector->Run({tcp_.get(), unix_.get()}, deadline, interrupted));
   tcp_.Close();
   unix_.Close();
   if (own_.tls)
@@ -254,7 +274,7 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
 
   SPARKVOD_TRY(
       Arena::Create(geometry, in_process, world->idle.bell(), world->driver.bell(), &world->arena));
-  std::map<int, Fd> sockets;
+  std::map<int, Fd>& sockets = parts->sockets;
   std::vector<inproc::Sought> sought;
   for (const int r : topology.local_ranks) {
     if (!sharing || r == rank) continue;
@@ -262,8 +282,9 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
       sought.push_back({endpoints[static_cast<size_t>(r)].unix_name, world->Name(r)});
       continue;
     }
-    sockets[r] = connector.Take(r, Purpose::kShared).TakeSocket();
+    sockets[r] = connector->Take(r, Purpose::kShared).TakeSocket();
     SPARKVOD_TRY(shm::Offer(sockets[r].get(), world->arena));
+    parts->offered.insert(r);
   }
   std::vector<std::shared_ptr<Arena>> of_threads;
   if (!sought.empty()) {
@@ -286,7 +307,8 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
       peer.arena = std::move(*next_of_threads++);
     } else {
       SPARKVOD_TRY(AwaitArena(sockets[r].get(), deadline, interrupted));
-      SPARKVOD_TRY(shm::Receive(sockets[r].get(), geometry, deadline.LeftMs(), &peer.arena));
+      SPARKVOD_TRY(
+          shm::Receive(sockets[r].get(), world->Name(r), geometry, deadline.LeftMs(), &peer.arena));
     }
     peer.channel = std::make_unique<RingChannel>(same ? inproc::kName : shm::kName, world->arena,
                                                  topology.local_rank, peer.arena, local);
@@ -301,23 +323,53 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
     if (peer.channel == nullptr) {
       std::vector<Stream> streams;
       for (int s = 0; s < config_.tcp_streams; ++s)
-        streams.push_back(connector.Take(r, DataStream(s)));
+        streams.push_back(connector->Take(r, DataStream(s)));
       auto channel = std::make_unique<TcpChannel>(std::move(streams));
       for (const Stream& stream : channel->connections()) {
         SPARKVOD_TRY(world->idle.Watch(stream.fd(), Poller::Kind::kIncoming));
         SPARKVOD_TRY(world->driver.Watch(stream.fd(), Poller::Kind::kStream));
       }
       peer.channel = std::move(channel);
-      peer.link = std::make_unique<TcpLink>(connector.Take(r, Purpose::kLink));
+      peer.link = connector->TakeLink(r);
+      // Not the streams: their bytes under way keep probes off, and to give up on bytes that are
+      // not taken (TCP_USER_TIMEOUT) would be to give up on ranks that are slow or stopped.
+      KeepAlive(peer.link->fd(), config_.host_timeout);
     }
     if (peer.link->fd() >= 0) {
       SPARKVOD_TRY(world->idle.Watch(peer.link->fd(), Poller::Kind::kNews));
       SPARKVOD_TRY(world->driver.Watch(peer.link->fd(), Poller::Kind::kNews));
     }
   }
-  world->place = std::move(place_);
-  *out = std::move(world);
   return {};
+}
+
+Result Bootstrap::Leave(Connector* connector, const Result& cause, Parts* parts) {
+  World& world = *parts->world;
+  const Code code = cause.code();
+  Departure how;
+  how.relayed = code == Code::kPeerLost || code == Code::kTimeout;
+  if (code == Code::kTimeout || code == Code::kInvalid) how.code = code;
+  how.cause = cause.Report();
+  // Before anything is closed, so that nobody finds it closed without a reason.
+  if (!parts->offered.empty()) ArenaLink::Tell(how, &world.arena->header());
+  for (Peer& peer : world.peers)
+    if (peer.link != nullptr) peer.link->Leave(how);
+  for (const auto& [r, socket] : parts->sockets)
+    if (socket.valid() && parts->offered.count(r) == 0) shm::Refuse(socket.get(), how);
+  const std::string name = world.Name(world.topology.rank);
+  parts->sockets.clear();
+  parts->world.reset();
+  // Who is interrupted leaves at once, and who has waited in vain does not wait for anybody more.
+  const bool waits = code == Code::kSystem || code == Code::kPeerLost;
+  std::vector<int> listeners;
+  for (const Fd* listener : {&tcp_, &unix_})
+    if (listener->valid()) listeners.push_back(listener->get());
+  connector->Leave(listeners, how, waits ? kFarewellSeconds : 0);
+  tcp_.Close();
+  unix_.Close();
+  place_.reset();
+  if (code != Code::kSystem) return cause;
+  return Result::Fail(code, name + " could not connect to the others", cause);
 }
 
 }  // namespace sparkvod

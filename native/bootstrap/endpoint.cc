@@ -79,16 +79,16 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
   return {};
 }
 
+std::string Endpoint::KernelId() {
+  return FirstLine("/proc/sys/kernel/random/boot_id") + "/" + Inode("/proc/self/ns/net");
+}
+
 Endpoint Endpoint::OfThisProcess(const Config& config) {
   Endpoint e;
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);
   e.host = config.host_id.empty() ? name : config.host_id;
-  // Ranks can share memory when they run under one kernel and reach each other's abstract Unix
-  // sockets.
-  e.host_id = config.host_id.empty()
-                  ? FirstLine("/proc/sys/kernel/random/boot_id") + "/" + Inode("/proc/self/ns/net")
-                  : config.host_id;
+  e.host_id = config.host_id.empty() ? KernelId() : config.host_id;
   // Field 22 of stat is the start time: a process id may be used again. Ids mean something within
   // their namespace only.
   std::string stat = FirstLine("/proc/self/stat");

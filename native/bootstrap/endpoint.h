@@ -31,6 +31,8 @@ struct Endpoint {
 
   std::string Encode() const;
   static Result Decode(const std::string& bytes, int rank, Endpoint* out);
+  // What identifies the ranks that run under one kernel and reach each other's Unix sockets.
+  static std::string KernelId();
   // Identifies this process on this host; reads the kernel's boot id and namespaces unless config
   // names a host.
   static Endpoint OfThisProcess(const Config& config);

@@ -100,10 +100,12 @@ Result Communicator::TryRecv(int from, void* data, size_t bytes, size_t* moved, 
 Result Communicator::SendRecv(int to, const void* out, size_t out_bytes, int from, void* in,
                               size_t in_bytes) {
   size_t sent = 0, received = 0;
-  return Progress(kForMessage, in_bytes > 0 ? from : to, [&](Step* step) -> Result {
+  int awaited = in_bytes > 0 ? from : to;
+  return Progress(kForMessage, awaited, [&](Step* step) -> Result {
     *step = Step::kStuck;
     SPARKVOD_TRY(TrySend(to, out, out_bytes, &sent, step));
     SPARKVOD_TRY(TryRecv(from, in, in_bytes, &received, step));
+    awaited = received < in_bytes ? from : to;  // who does not read, when all has come
     if (sent == out_bytes && received == in_bytes) *step = Step::kDone;
     return {};
   });

@@ -153,9 +153,9 @@ class Communicator {
   }
 
   // Tries `attempt` until it is done, or nothing has moved for the collective's deadline. `peer` is
-  // whom it waits for, -1 when that is many.
+  // whom it waits for, -1 when that is many; the attempt may change it.
   template <typename Attempt>
-  Result Progress(Sleeper state, int peer, Attempt attempt) {
+  Result Progress(Sleeper state, const int& peer, Attempt attempt) {
     Deadline deadline, warning;
     bool armed = false;
     for (;;) {

@@ -107,15 +107,15 @@ Result ChainBroadcast(Communicator& comm, void* data, size_t bytes, int root) {
   char* const base = static_cast<char*>(data);
   size_t have = place == 0 ? bytes : 0;       // bytes that are here
   size_t given = place == n - 1 ? bytes : 0;  // bytes that need not be passed on any more
-  return comm.Progress(
-      kForMessage, place == 0 ? next : before, [&](Communicator::Step* step) -> Result {
-        *step = Communicator::Step::kStuck;
-        SPARKVOD_TRY(
-            comm.TryRecv(before, base, std::min(bytes, have + kStepPieceBytes), &have, step));
-        SPARKVOD_TRY(comm.TrySend(next, base, have, &given, step));
-        if (have == bytes && given == bytes) *step = Communicator::Step::kDone;
-        return {};
-      });
+  int awaited = place == 0 ? next : before;
+  return comm.Progress(kForMessage, awaited, [&](Communicator::Step* step) -> Result {
+    *step = Communicator::Step::kStuck;
+    SPARKVOD_TRY(comm.TryRecv(before, base, std::min(bytes, have + kStepPieceBytes), &have, step));
+    SPARKVOD_TRY(comm.TrySend(next, base, have, &given, step));
+    awaited = have < bytes ? before : next;
+    if (have == bytes && given == bytes) *step = Communicator::Step::kDone;
+    return {};
+  });
 }
 
 }  // namespace sparkvod

@@ -55,7 +55,7 @@ Result Engine::Connect(int rank, const std::vector<std::string>& endpoints,
       cv_.wait(lock, [this] { return state_ == State::kStopped; });
       joined = cause_;
     }
-  } else if (aborted_.load() || bootstrap_ == nullptr) {
+  } else if (aborted_.load() || bootstrap_ == nullptr || !bootstrap_->listening()) {
     if (aborted_.load())
       joined =
           Result::Fail(want_shutdown_.load() ? Code::kShutDown : Code::kPeerLost, abort_reason_);

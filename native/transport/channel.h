@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "native/base/result.h"
+#include "native/transport/departure.h"
 
 namespace sparkvod {
 
@@ -34,14 +35,6 @@ class Channel {
   // at both ends.
   virtual int streams() const { return 1; }
   virtual void UseStreams(int) {}
-};
-
-// How a peer left.
-struct Departure {
-  bool orderly = false;  // it said good-bye after an agreed shutdown
-  bool relayed = false;  // the cause is another rank's, and names it
-  Code code = Code::kPeerLost;
-  std::string cause;  // what it said, or what the kernel said
 };
 
 // What is known about a peer beside its bytes: that it lives, or why it left.

@@ -8,8 +8,11 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace sparkvod {
 namespace {
@@ -20,14 +23,20 @@ constexpr int kBufferBytes = 4 << 20;
 
 // Whether the kernel gives a socket such a buffer. To ask ends the kernel's own tuning of that
 // socket, so where it grants less, as many do, it is not asked: what it tunes by itself is larger.
-bool GrantsBuffer(int option) {
+enum class Grants : int { kUnknown, kYes, kNo };
+bool GrantsBuffer(int option, std::atomic<Grants>* known) {
+  if (known->load() != Grants::kUnknown) return known->load() == Grants::kYes;
   const Fd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!probe.valid()) return false;  // for want of a descriptor, say: who comes later asks again
   int granted = 0;
   socklen_t length = sizeof granted;
   // It says twice what was asked for, which is what it reckons with.
-  return ::setsockopt(probe.get(), SOL_SOCKET, option, &kBufferBytes, sizeof kBufferBytes) == 0 &&
-         ::getsockopt(probe.get(), SOL_SOCKET, option, &granted, &length) == 0 &&
-         granted / 2 >= kBufferBytes;
+  const bool grants =
+      ::setsockopt(probe.get(), SOL_SOCKET, option, &kBufferBytes, sizeof kBufferBytes) == 0 &&
+      ::getsockopt(probe.get(), SOL_SOCKET, option, &granted, &length) == 0 &&
+      granted / 2 >= kBufferBytes;
+  known->store(grants ? Grants::kYes : Grants::kNo);
+  return grants;
 }
 
 Result Resolve(const std::string& address, int port, sockaddr_storage* out, socklen_t* length) {
@@ -35,6 +44,7 @@ Result Resolve(const std::string& address, int port, sockaddr_storage* out, sock
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
   const int rc = ::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (rc == EAI_SYSTEM) return Result::Errno("address '" + address + "' cannot be resolved", errno);
   if (rc != 0 || found == nullptr)
     return Result::Fail(Code::kInvalid,
                         "address '" + address + "' cannot be resolved: " + ::gai_strerror(rc));
@@ -143,6 +153,13 @@ Result ListenUnix(const std::string& name, Fd* out) {
   return {};
 }
 
+bool UnixNameIsFree(const std::string& name) {
+  const Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un a;
+  const socklen_t length = AbstractName(name, &a);
+  return fd.valid() && ::bind(fd.get(), reinterpret_cast<sockaddr*>(&a), length) == 0;
+}
+
 Result StartConnectTcp(const std::string& address, int port, Fd* out) {
   sockaddr_storage a{};
   socklen_t length = 0;
@@ -173,17 +190,35 @@ Result FinishConnect(int fd) {
   return error == 0 ? Result::Ok() : Result::Errno("cannot connect", error);
 }
 
-Fd Accept(int listener) {
-  return Fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+Result Accept(int listener, Fd* out) {
+  *out = Fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  // Who has gone before it was accepted is no error of this rank's.
+  if (!out->valid() && (errno == EMFILE || errno == ENFILE))
+    return Result::Errno("a connection cannot be accepted", errno);
+  return {};
 }
 
 void TuneTcp(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  static std::atomic<Grants> sends{Grants::kUnknown}, receives{Grants::kUnknown};
+  for (const auto& [option, known] : {std::pair{SO_SNDBUF, &sends}, {SO_RCVBUF, &receives}})
+    if (GrantsBuffer(option, known))
+      ::setsockopt(fd, SOL_SOCKET, option, &kBufferBytes, sizeof kBufferBytes);
+}
+
+void KeepAlive(int fd, double seconds) {
+  const int on = 1;
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  static const bool kSends = GrantsBuffer(SO_SNDBUF), kReceives = GrantsBuffer(SO_RCVBUF);
-  if (kSends) ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kBufferBytes, sizeof kBufferBytes);
-  if (kReceives) ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &kBufferBytes, sizeof kBufferBytes);
+  if (seconds <= 0) return;
+  // A third of the time without a word, then probes: one or two that are lost on a bad link do not
+  // end a world. The kernel takes whole seconds.
+  const int idle = std::max(1, static_cast<int>(seconds / 3));
+  const int between = std::max(1, static_cast<int>(seconds / 3 * 2 / 5));
+  const int probes = std::max(2, static_cast<int>((seconds - idle) / between));
+  for (const auto& [option, value] :
+       {std::pair{TCP_KEEPIDLE, idle}, {TCP_KEEPINTVL, between}, {TCP_KEEPCNT, probes}})
+    ::setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
 }
 
 Result SendWithFds(int socket, const std::string& bytes, const std::vector<int>& fds) {
@@ -208,16 +243,16 @@ Result SendWithFds(int socket, const std::string& bytes, const std::vector<int>&
   return {};
 }
 
-Result RecvWithFds(int socket, size_t bytes, size_t fd_count, int deadline_ms, std::string* out,
+Result RecvWithFds(int socket, size_t most, int deadline_ms, std::string* out,
                    std::vector<Fd>* fds) {
   pollfd p{socket, POLLIN, 0};
   int ready;
   do ready = ::poll(&p, 1, deadline_ms);
   while (ready < 0 && errno == EINTR);
   if (ready == 0)
-    return Result::Fail(Code::kTimeout, "a local rank did not hand over its shared memory in time");
-  out->assign(bytes, '\0');
-  iovec part{out->data(), bytes};
+    return Result::Fail(Code::kTimeout, "it did not hand over its shared memory in time");
+  out->assign(most, '\0');
+  iovec part{out->data(), most};
   alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;
@@ -225,6 +260,7 @@ Result RecvWithFds(int socket, size_t bytes, size_t fd_count, int deadline_ms, s
   message.msg_control = control;
   message.msg_controllen = sizeof control;
   const ssize_t n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  const int error = errno;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); n >= 0 && c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -234,10 +270,15 @@ Result RecvWithFds(int socket, size_t bytes, size_t fd_count, int deadline_ms, s
       fds->emplace_back(fd);
     }
   }
-  if (n != static_cast<ssize_t>(bytes) || fds->size() != fd_count)
-    return Result::Fail(Code::kPeerLost,
-                        "a local rank left while it handed over its shared memory");
-  return {};
+  // The kernel leaves out those for which this process has no room.
+  if (n > 0 && (message.msg_flags & MSG_CTRUNC) != 0)
+    return Result::Errno("the shared memory of a local rank cannot be taken", EMFILE);
+  if (n > 0) {
+    out->resize(static_cast<size_t>(n));
+    return {};
+  }
+  return n == 0 ? Result::Fail(Code::kPeerLost, "its process ended")
+                : Result::Errno("its connection failed", error, Code::kPeerLost);
 }
 
 }  // namespace sparkvod

@@ -16,13 +16,14 @@ from sparkvod import config, log
 from sparkvod._native import Engine, set_current
 from sparkvod.core import autotune, stacks
 from sparkvod.core.scripts import Watch
-from sparkvod.errors import NotInitializedError
+from sparkvod.errors import HorovodInternalError, NotInitializedError, PeerLostError
 from sparkvod.launch import context as launch_context
 from sparkvod.launch import environment
 from sparkvod.observe import metrics, timeline
 
 _HEADER = struct.Struct("<BB")  # lengths of the version and of the secret
 _SECRET_BYTES = 32
+_REFUSAL = b"refused: "  # what an endpoint of a rank that cannot listen begins with
 _WORDS = 1000  # characters of an error's text that the other ranks are told
 
 _lock = threading.RLock()
@@ -101,6 +102,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     Raises:
         ValueError: ``comm`` asks for more, ``process_sets`` are wrong, or the environment is inconsistent.
         CollectiveTimeoutError: not all ranks came within the start time-out.
+        PeerLostError: another rank could not listen or connect; the message names it, and why.
+        HorovodInternalError: this rank could not, as for want of descriptors.
     """
     global _watch, _world
     with _lock:
@@ -188,9 +191,18 @@ def _connect(context: launch_context.WorldContext, overrides: dict[str, Any]) ->
     try:
         secret = context.secret
         drawn = secrets.token_bytes(_SECRET_BYTES) if secret is None and context.rank == 0 else b""
-        messages = context.allgather(_pack(sparkvod.__version__, drawn, engine.listen()))
+        refusal: Exception | None = None
+        try:
+            endpoint = engine.listen()
+        except (ValueError, HorovodInternalError) as e:
+            # Told in place of the endpoint, or the others would wait for it until their deadline.
+            refusal, endpoint = e, _REFUSAL + str(e).encode(errors="replace")
+        messages = context.allgather(_pack(sparkvod.__version__, drawn, endpoint))
         unpacked = [_unpack(message) for message in messages]
         _check_versions([version for version, _, _ in unpacked])
+        if refusal is not None:
+            raise type(refusal)(f"rank {context.rank} cannot listen: {refusal}") from refusal
+        _check_refusals([endpoint for _, _, endpoint in unpacked])
         if secret is None:
             secret = unpacked[0][1]
         engine.connect(context.rank, [endpoint for _, _, endpoint in unpacked], secret)
@@ -199,6 +211,16 @@ def _connect(context: launch_context.WorldContext, overrides: dict[str, Any]) ->
         engine.shutdown()
         raise
     return engine
+
+
+def _check_refusals(endpoints: list[bytes]) -> None:
+    refused = [
+        f"rank {rank} cannot listen: {endpoint[len(_REFUSAL) :].decode(errors='replace')}"
+        for rank, endpoint in enumerate(endpoints)
+        if endpoint.startswith(_REFUSAL)
+    ]
+    if refused:
+        raise PeerLostError("; ".join(refused))
 
 
 def _pack(version: str, secret: bytes, endpoint: bytes) -> bytes:

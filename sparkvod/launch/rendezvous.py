@@ -30,7 +30,8 @@ import struct
 import time
 
 from sparkvod import log
-from sparkvod.errors import CollectiveTimeoutError, LaunchError
+from sparkvod.errors import CollectiveTimeoutError, HorovodInternalError, LaunchError
+from sparkvod.launch import descriptors
 
 MAX_BYTES = 16 << 20
 HANDSHAKE_SECONDS = 10.0
@@ -41,6 +42,8 @@ _HELLO_BYTES = _NONCE + _HELLO.size + _PROOF
 _HEAD = struct.Struct("!Q32s")
 # Rank 0 gives up at the same deadline, and its answer, which names the missing ranks, is worth waiting for.
 _ANSWER_SECONDS = 2.0
+# So long rank 0 waits for the others when it cannot gather, to tell them why.
+_FAREWELL_SECONDS = 0.5
 _STATUS_OK, _STATUS_ERROR = 0, 1
 
 
@@ -76,17 +79,30 @@ class Rendezvous:
         Raises:
             CollectiveTimeoutError: not all ranks came within the deadline; names those that are missing.
             LaunchError: two processes claim one rank, sizes differ, or rank 0 cannot listen.
+            HorovodInternalError: this process, or that of rank 0, has no descriptor left.
             ValueError: ``data`` is too long.
         """
         if len(data) > MAX_BYTES:
             raise ValueError(f"{len(data)} bytes were given to the rendezvous, at most {MAX_BYTES} are carried")
         deadline = time.monotonic() + self.timeout
+        begun = True
         try:
             if self.size == 1:
                 return [data]
             return self._serve(data, deadline) if self.rank == 0 else self._join(data, deadline)
+        except OSError as e:
+            problem = self._out_of_descriptors(e)
+            if problem is None:
+                raise
+            begun = False  # the others wait for it still
+            raise problem from e
         finally:
-            self._generation += 1
+            self._generation += begun
+
+    def _out_of_descriptors(self, error: OSError) -> HorovodInternalError | None:
+        where = f"rendezvous {self.address[0]}:{self.address[1]}"
+        doing = f"serve the {where}" if self.rank == 0 else f"connect to the {where}"
+        return descriptors.complaint(error, f"rank {self.rank} cannot {doing}")
 
     # --- rank 0 -------------------------------------------------------------------------------------------------
 
@@ -124,24 +140,39 @@ class Rendezvous:
 
     def _serve(self, data: bytes, deadline: float) -> list[bytes]:
         arrived: dict[int, _Guest] = {}
-        with selectors.DefaultSelector() as selector, self._listen() as listener:
+        problem: HorovodInternalError | None = None
+        # A descriptor in reserve: without any, nobody could be told that there is none.
+        with selectors.DefaultSelector() as selector, self._listen() as listener, listener.dup() as spare:
             selector.register(listener, selectors.EVENT_READ, None)
             guests: set[_Guest] = set()
             try:
                 while len(arrived) < self.size - 1:
                     now = time.monotonic()
                     if now >= deadline:
+                        if problem is not None:
+                            break
                         self._give_up(arrived)
                     for guest in [g for g in guests if g.payload is None and now > g.deadline]:
                         guest.drop(selector, guests, "it did not finish the handshake in time")
                     for key, _ in selector.select(min(deadline - now, 0.5)):
                         if key.data is None:
-                            self._accept(listener, selector, guests)
+                            try:
+                                self._accept(listener, selector, guests)
+                            except HorovodInternalError as e:
+                                if problem is None and not self._wait_for_room(selector, guests):
+                                    spare.close()
+                                    problem, deadline = e, min(deadline, now + _FAREWELL_SECONDS)
+                                    for guest in arrived.values():
+                                        guest.refuse(selector, guests, str(problem))
                         elif key.data.read(self._key, self._generation):
                             self._welcome(key.data, arrived, selector, guests)
+                            if problem is not None:
+                                key.data.refuse(selector, guests, str(problem))
                         elif key.data.closed:
                             arrived = {r: g for r, g in arrived.items() if g is not key.data}
                             key.data.drop(selector, guests, key.data.closed)
+                if problem is not None:
+                    raise problem
                 everybody = [data] + [arrived[r].payload or b"" for r in range(1, self.size)]
                 reply = struct.pack("!I", self.size) + b"".join(struct.pack("!Q", len(b)) + b for b in everybody)
                 for guest in arrived.values():
@@ -154,8 +185,11 @@ class Rendezvous:
     def _accept(self, listener: socket.socket, selector: selectors.BaseSelector, guests: set[_Guest]) -> None:
         try:
             sock, peer = listener.accept()
-        except OSError:  # gone again before it was accepted
-            return
+        except OSError as e:
+            problem = self._out_of_descriptors(e)
+            if problem is not None:
+                raise problem from e
+            return  # gone again before it was accepted
         if len(guests) >= self.size + 256:
             sock.close()
             log.get("launch").warning("dropped a connection from %s: too many that prove nothing", peer[0])
@@ -164,6 +198,17 @@ class Rendezvous:
         guests.add(guest)
         selector.register(sock, selectors.EVENT_READ, guest)
         guest.greet()
+
+    def _wait_for_room(self, selector: selectors.BaseSelector, guests: set[_Guest]) -> bool:
+        """Tells whether there may be a descriptor again soon: strangers hold some, and have to go after a second."""
+        strangers = [guest for guest in guests if guest.rank < 0]
+        if strangers:
+            oldest = min(strangers, key=lambda guest: guest.deadline)
+            if oldest.deadline - time.monotonic() < HANDSHAKE_SECONDS - 1:
+                oldest.drop(selector, guests, "no descriptor is left")
+            else:
+                time.sleep(0.01)
+        return bool(strangers)
 
     def _welcome(
         self, guest: _Guest, arrived: dict[int, _Guest], selector: selectors.BaseSelector, guests: set[_Guest]
@@ -207,6 +252,8 @@ class Rendezvous:
             except UnicodeError as e:  # no host can have such a name
                 raise LaunchError(self._unknown_host(e)) from e
             except (OSError, EOFError) as e:
+                if isinstance(e, OSError) and self._out_of_descriptors(e):
+                    raise
                 # A name may come into being with its host, as those of pods do: so it is tried until the deadline.
                 unknown = self._unknown_host(e) if isinstance(e, socket.gaierror) else ""
                 if unknown and reason != unknown:
@@ -321,6 +368,13 @@ class _Guest:
             self.sock.sendall(bytes([status]) + head + reply)
         except OSError as e:
             log.get("launch").warning("rank %d at %s did not take the gathered bytes: %s", self.rank, self.peer, e)
+
+    def refuse(self, selector: selectors.BaseSelector, guests: set[_Guest], problem: str) -> None:
+        """Tells a peer why there will be no gather, and lets it go."""
+        self.answer(_STATUS_ERROR, problem.encode(), time.monotonic() + 1)
+        selector.unregister(self.sock)
+        guests.discard(self)
+        self.sock.close()
 
     def drop(self, selector: selectors.BaseSelector, guests: set[_Guest], reason: str) -> None:
         # A rank that comes too early or goes is no stranger, and comes again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("no_leaks")]
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(namespace_script.__file__)
 KNOB = 3.0  # SPARKVOD_COLLECTIVE_TIMEOUT, seconds
+SILENCE = 5.0  # SPARKVOD_HOST_TIMEOUT, seconds
 BYTES = 4 * namespace_script.LARGE
 
 
@@ -35,7 +37,7 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
 class World:
     """Four ranks, the first two on the first host; ends them all in the end."""
 
-    def __init__(self, hosts: Hosts, how: str, folder: Path) -> None:
+    def __init__(self, hosts: Hosts, how: str, folder: Path, **knobs: str) -> None:
         secret = folder / "secret"
         secret.write_text(os.urandom(16).hex())
         secret.chmod(0o600)
@@ -49,6 +51,7 @@ class World:
             "SPARKVOD_SECRET_FILE": str(secret),
             "SPARKVOD_START_TIMEOUT": "60",
             "SPARKVOD_COLLECTIVE_TIMEOUT": f"{KNOB:g}",
+            **knobs,
         }
         self.processes = []
         for rank in range(4):
@@ -71,6 +74,14 @@ class World:
         for process in self.processes:
             process.kill()
             process.communicate()
+
+    def await_ready(self, folder: Path) -> None:
+        """Waits until all four ranks train."""
+        until = time.monotonic() + 60
+        while len(list(folder.glob("ready-*"))) < 4:
+            assert time.monotonic() < until
+            assert all(process.poll() is None for process in self.processes)
+            time.sleep(0.05)
 
     def told(self) -> list[dict[str, Any]]:
         """Returns what the ranks say, and an empty dict for one that was killed."""
@@ -123,11 +134,7 @@ def test_a_cable_that_is_pulled_is_noticed_in_time(
     hosts: Hosts, tmp_path: Path, fault_table: list[tuple[str, str, str, str]]
 ) -> None:
     with World(hosts, "cut", tmp_path) as world:
-        until = time.monotonic() + 60
-        while len(list(tmp_path.glob("ready-*"))) < 4:
-            assert time.monotonic() < until
-            assert all(process.poll() is None for process in world.processes)
-            time.sleep(0.05)
+        world.await_ready(tmp_path)
         at = time.time()
         hosts.cut()
         told = world.told()
@@ -138,3 +145,30 @@ def test_a_cable_that_is_pulled_is_noticed_in_time(
     assert {each["lost"]["kind"] for each in told} <= {"CollectiveTimeoutError", "PeerLostError"}
     across = [re.search("on (north|south) waited .* on (?!\\1)(north|south)", each["lost"]["message"]) for each in told]
     assert any(across), [each["lost"]["message"] for each in told]
+
+
+def test_a_host_that_answers_nothing_is_lost_and_a_rank_that_is_stopped_is_not(
+    tmp_path: Path, fault_table: list[tuple[str, str, str, str]]
+) -> None:
+    patient = {"SPARKVOD_COLLECTIVE_TIMEOUT": "300", "SPARKVOD_HOST_TIMEOUT": f"{SILENCE:g}"}
+    with namespaces.hosts(4) as two, World(two, "cut", tmp_path, **patient) as world:
+        world.await_ready(tmp_path)
+        # Its kernel answers for it, while the others' bytes wait for room in its sockets.
+        world.processes[3].send_signal(signal.SIGSTOP)
+        time.sleep(SILENCE + 3)
+        assert all(process.poll() is None for process in world.processes)
+        world.processes[3].send_signal(signal.SIGCONT)
+        time.sleep(1)
+        assert all(process.poll() is None for process in world.processes)
+        at = time.time()
+        two.cut()
+        told = world.told()
+    times = noticed(told, [0, 1, 2, 3], at)
+    name = f"host cut off (SPARKVOD_HOST_TIMEOUT {SILENCE:g} s)"
+    fault_table.append((name, seconds(times), "-", told[0]["lost"]["message"]))
+    assert min(times) > 0
+    assert max(times) < SILENCE + 4
+    assert {each["lost"]["kind"] for each in told} == {"PeerLostError"}
+    for each in told:
+        assert re.search("rank . on (north|south)", each["lost"]["message"]), each
+        assert "SPARKVOD_HOST_TIMEOUT" in each["lost"]["message"]

@@ -1,5 +1,6 @@
 // Everything that a peer or a stranger can send, against what reads it: requests, endpoints, both
-// sides of the handshake, good-byes, and whole cycles of the negotiation.
+// sides of the handshake, what follows it where TLS is expected, good-byes, and whole cycles of the
+// negotiation.
 //
 // A parser may refuse; it may not crash, hang, or take what it would not write itself.
 #include "tests/fuzz/messages.h"
@@ -21,6 +22,7 @@
 #include "native/engine/negotiator.h"
 #include "native/engine/request.h"
 #include "native/transport/tcp/tcp_channel.h"
+#include "native/transport/tls/session.h"
 
 namespace sparkvod::fuzz {
 namespace {
@@ -33,6 +35,8 @@ enum Parser : uint8_t {
   kGoodbye,
   kCycle,
   kNotices,
+  kTlsServer,
+  kTlsClient,
   kParsers
 };
 
@@ -105,12 +109,51 @@ Fd Heard(std::string_view bytes) {
 
 void Shake(std::string_view bytes, bool server) {
   const std::string secret = "the job's secret";
-  Handshake shake = server ? Handshake::Server(Heard(bytes), secret)
-                           : Handshake::Client(Heard(bytes), secret, {1, 0, Purpose::kData});
-  for (int step = 0; step < 8; ++step) {
-    if (!shake.Step().ok()) return;
-    Check(shake.state() != Handshake::State::kDone, "a stranger that was let in");
+  for (const bool encrypt : {false, true}) {
+    Handshake shake =
+        server ? Handshake::Server(Heard(bytes), secret, encrypt)
+               : Handshake::Client(Heard(bytes), secret, {1, 0, Purpose::kData}, encrypt);
+    for (int step = 0; step < 8 && shake.Step().ok(); ++step)
+      Check(shake.state() != Handshake::State::kDone, "a stranger that was let in");
   }
+}
+
+const std::string kTlsKey(32, 'k');
+
+// What an end of an encrypted connection begins with, given what it has heard.
+std::string TlsFlight(bool server, std::string_view heard) {
+  int ends[2];
+  Check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0,
+        "no pair of sockets");
+  const Fd ours(ends[0]), theirs(ends[1]);
+  std::unique_ptr<TlsSession> session;
+  if (!TlsSession::Create(ours.get(), server, kTlsKey, &session).ok()) return {};
+  (void)!::send(theirs.get(), heard.data(), heard.size(), MSG_NOSIGNAL);
+  bool done = false;
+  (void)!session->Handshake(&done).ok();
+  std::string flight(8192, '\0');
+  const ssize_t n = ::recv(theirs.get(), flight.data(), flight.size(), 0);
+  flight.resize(static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  return flight;
+}
+
+// Who has proved the secret and says this in place of what TLS would: nothing of it is taken for
+// bytes of a rank, and it comes to an end.
+void HearTls(std::string_view bytes, bool server) {
+  const Fd socket = Heard(bytes);
+  std::unique_ptr<TlsSession> session;
+  if (!TlsSession::Create(socket.get(), server, kTlsKey, &session).ok()) return;
+  bool done = false;
+  Result result;
+  for (int step = 0; step < 8 && result.ok(); ++step) {
+    result = session->Handshake(&done);
+    Check(!done, "an encrypted connection without the key");
+  }
+  Check(!result.ok(), "a handshake that goes on after its end");
+  char byte;
+  size_t n = 0;
+  Check(!session->Recv(&byte, 1, &n).ok() && n == 0, "a byte of a connection that failed");
+  Check(!session->Send("x", 1, &n).ok() && n == 0, "a byte to a connection that failed");
 }
 
 void HearGoodbye(std::string_view bytes) {
@@ -347,6 +390,9 @@ std::vector<std::string> Seeds() {
   goodbye.Put<uint8_t>(3);
   goodbye.PutString("rank 1 raised KeyError");
   add(kGoodbye, goodbye.bytes());
+  const std::string flight = TlsFlight(false, {});
+  add(kTlsServer, flight.substr(0, flight.size() - std::min<size_t>(flight.size(), 1)));
+  add(kTlsClient, TlsFlight(true, flight));
   for (uint8_t number = 0; number < Stories().size(); ++number) {
     add(kCycle, Told(number, false));
     add(kNotices, Told(number, true));
@@ -398,6 +444,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case kGoodbye:
       HearGoodbye(bytes);
+      break;
+    case kTlsServer:
+    case kTlsClient:
+      HearTls(bytes, data[0] % kParsers == kTlsServer);
       break;
     default:
       Negotiate(bytes, data[0] % kParsers == kNotices);

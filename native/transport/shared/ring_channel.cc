@@ -92,17 +92,19 @@ bool ArenaLink::Left(Departure* how) {
   return true;
 }
 
+void ArenaLink::Tell(const Departure& how, ArenaHeader* own) {
+  if (own->left.load() != 0) return;
+  own->orderly = how.orderly ? 1 : 0;
+  own->relayed = how.relayed ? 1 : 0;
+  own->code = static_cast<uint32_t>(how.code);
+  const size_t n = std::min(how.cause.size(), sizeof own->cause - 1);
+  std::memcpy(own->cause, how.cause.data(), n);
+  own->cause[n] = 0;
+  own->left.store(1);
+}
+
 void ArenaLink::Leave(const Departure& how) {
-  ArenaHeader& header = own_->header();
-  if (header.left.load() == 0) {
-    header.orderly = how.orderly ? 1 : 0;
-    header.relayed = how.relayed ? 1 : 0;
-    header.code = static_cast<uint32_t>(how.code);
-    const size_t n = std::min(how.cause.size(), sizeof header.cause - 1);
-    std::memcpy(header.cause, how.cause.data(), n);
-    header.cause[n] = 0;
-    header.left.store(1);
-  }
+  Tell(how, &own_->header());
   peer_->header().departures.fetch_add(1);
   peer_->RingAnyway();
 }

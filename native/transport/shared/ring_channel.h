@@ -46,6 +46,8 @@ class ArenaLink : public Link {
   int fd() const override { return socket_.get(); }
   bool Left(Departure* how) override;
   void Leave(const Departure& how) override;
+  // Leaves the story, if there is none yet, to all that have attached this rank's arena.
+  static void Tell(const Departure& how, ArenaHeader* own);
 
  private:
   std::shared_ptr<Arena> own_, peer_;

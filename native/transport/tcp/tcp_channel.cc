@@ -5,14 +5,19 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 
-#include "native/base/wire.h"
 #include "native/transport/socket.h"
 
 namespace sparkvod {
 namespace {
-constexpr size_t kCauseLimit = 1024;
+
+// Whether that is how a connection fails whose probes nobody answers.
+bool IsSilence(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
+}
+
 }  // namespace
 
 TcpChannel::TcpChannel(std::vector<Stream> streams)
@@ -92,35 +97,26 @@ bool TcpLink::Left(Departure* how) {
     const Result result = stream_.Recv(buffer, sizeof buffer, &n);
     heard_.append(buffer, n);
     if (n > 0) continue;
-    if (!heard_.empty()) break;
+    if (!heard_.empty()) return Decode(heard_, !result.ok(), how);
     if (result.ok()) return false;
     *how = Departure{};
-    how->cause =
-        stream_.closed() ? "its process ended or its host closed the connection" : result.Report();
+    how->cause = stream_.closed() ? "its process ended or its host closed the connection"
+                 : IsSilence(result.error())
+                     ? "its host or the network is gone, nothing has answered for the time of "
+                       "SPARKVOD_HOST_TIMEOUT (" +
+                           result.Report() + ")"
+                     : result.Report();
     return true;
   }
-  Reader reader(heard_);
-  how->orderly = reader.Get<uint8_t>() != 0;
-  how->relayed = reader.Get<uint8_t>() != 0;
-  how->code = static_cast<Code>(reader.Get<uint8_t>());
-  how->cause = reader.GetString(kCauseLimit);
-  if (!reader.ok()) {
-    *how = Departure{};
-    how->cause = "it left in the middle of a word";
-  }
-  return true;
+  return Decode(heard_, true, how);
 }
 
 void TcpLink::Leave(const Departure& how) {
-  Writer writer;
-  writer.Put<uint8_t>(how.orderly ? 1 : 0);
-  writer.Put<uint8_t>(how.relayed ? 1 : 0);
-  writer.Put<uint8_t>(static_cast<uint8_t>(how.code));
-  writer.PutString(how.cause.substr(0, kCauseLimit));
   // The connection has carried nothing so far, so its buffer takes the whole message; a dead peer
   // needs none.
+  const std::string story = Encode(how);
   size_t sent = 0;
-  (void)!stream_.Send(writer.bytes().data(), writer.bytes().size(), &sent).ok();
+  (void)!stream_.Send(story.data(), story.size(), &sent).ok();
   stream_.End();
 }
 

@@ -242,15 +242,25 @@ Result TlsSession::Flush() {
   return {};
 }
 
+Result TlsSession::NotEncrypted(int result) {
+  const Result judged = Judge(result);
+  // It wants to be told more before it takes these bytes, as in the middle of a message of the
+  // other end's that came in pieces, which no rank sends. They must not count as taken.
+  return judged.ok() ? Result::Fail(Code::kPeerLost,
+                                    "its encrypted connection failed: a message "
+                                    "came in pieces")
+                     : judged;
+}
+
 Result TlsSession::Encrypt(const void* data, size_t bytes) {
   Tls().ERR_clear_error();
   if (records_made_ >= records_per_key_) {
-    if (Tls().SSL_key_update(ssl_, openssl::kUpdateNotRequested) != 1) return Judge(0);
+    if (Tls().SSL_key_update(ssl_, openssl::kUpdateNotRequested) != 1) return NotEncrypted(0);
     records_made_ = 0;
   }
   size_t written = 0;
   const int result = Tls().SSL_write_ex(ssl_, data, bytes, &written);
-  if (result != 1) return Judge(result);
+  if (result != 1) return NotEncrypted(result);
   records_made_ += (bytes + kRecordBytes - 1) / kRecordBytes;
   return {};
 }

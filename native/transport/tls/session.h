@@ -61,6 +61,8 @@ class TlsSession {
   Result Encrypt(const void* data, size_t bytes);
   // Hands encrypted bytes to the kernel.
   Result Flush();
+  // The error of bytes that the library did not take.
+  Result NotEncrypted(int result);
   // What it means that a call of the library returned `result`; ok when it wants more bytes.
   Result Judge(int result);
 

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -178,6 +179,68 @@ TEST(BootstrapNamesTheRankThatCannotEncrypt) {
   EXPECT(result.code() == Code::kTimeout);
   EXPECT_CONTAINS(result.Report(), "missing: rank 1 on ");
   EXPECT_CONTAINS(result.Report(), "the connection could not be encrypted");
+}
+
+// What a client of TLS begins with, as it goes over the wire.
+std::string FirstFlight() {
+  int fds[2];
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+  const Fd near(fds[0]), far(fds[1]);
+  std::unique_ptr<TlsSession> session;
+  EXPECT(TlsSession::Create(near.get(), false, std::string(32, 'k'), &session).ok());
+  bool done = false;
+  EXPECT(session->Handshake(&done).ok());
+  std::string flight(4096, '\0');
+  const ssize_t n = ::recv(far.get(), flight.data(), flight.size(), 0);
+  flight.resize(static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  EXPECT(flight.size() > 100);
+  return flight;
+}
+
+// A hello that knows nothing newer than TLS 1.2.
+std::string OldHello() {
+  const std::string body =
+      std::string("\3\3", 2) + std::string(32, 'r') + std::string("\0\0\4\xc0\x2f\0\x2f\1\0", 9);
+  const auto length = static_cast<char>(body.size());
+  return std::string("\x16\3\1\0", 4) + static_cast<char>(body.size() + 4) +
+         std::string("\1\0\0", 3) + length + body;
+}
+
+// Who proves the secret and then says this in place of what TLS would, as strangers cannot and a
+// rank that was tampered with might, keeps nobody from coming together.
+TEST(BootstrapIsNotDisturbedByWhatIsNoTls) {
+  if (!check::CanEncrypt()) return;
+  const std::string flight = FirstFlight();
+  for (const bool proved : {true, false})
+    for (const std::string& words :
+         {std::string(), flight.substr(0, 3), flight.substr(0, flight.size() / 2),
+          flight.substr(0, 60) + std::string(300, 'G'), flight, OldHello(),
+          std::string("\x15\3\3\0\2\2\50", 7), std::string(5000, 'G')}) {
+      Config config = TestConfig();
+      config.tls = true;
+      Rank one(config), other(config);
+      std::thread liar([&, fd = Knock(one.endpoint)]() mutable {
+        Fd raw(::dup(fd.get()));
+        std::unique_ptr<Handshake> handshake;
+        if (proved) {
+          handshake = std::make_unique<Handshake>(
+              Handshake::Client(std::move(fd), "s", Hello{1, 0, Purpose::kData}));
+          Shake(handshake.get());
+        }
+        (void)!::send(raw.get(), words.data(), words.size(), MSG_NOSIGNAL);
+        ::usleep(300000);
+      });
+      ::usleep(20000);
+      const int64_t began = NowNs();
+      Result of_other;
+      std::thread peer([&] { of_other = other.Connect(1, {one.endpoint, other.endpoint}); });
+      const Result result = one.Connect(0, {one.endpoint, other.endpoint});
+      peer.join();
+      EXPECT_EQ(result.Report(), "ok");
+      EXPECT_EQ(of_other.Report(), "ok");
+      EXPECT((NowNs() - began) * 1e-9 < 2);
+      liar.join();
+    }
 }
 
 // Some say nothing, some talk rubbish, some go at once, some know another secret: the world comes

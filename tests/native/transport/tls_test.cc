@@ -148,6 +148,16 @@ TEST(TlsNeedsTheSameKeyAtBothEnds) {
   EXPECT_CONTAINS(of_server.Report(), "its encrypted connection failed: ");
 }
 
+// As before the handshake, or in the middle of a message of the other end's.
+TEST(TlsTakesNoBytesThatItCannotEncrypt) {
+  if (!check::CanEncrypt()) return;
+  Wire wire;
+  size_t n = 1;
+  const Result result = wire.ends[kClient]->Send("secret", 6, &n);
+  EXPECT(result.code() == Code::kPeerLost);
+  EXPECT_EQ(n, size_t{0});
+}
+
 TEST(TlsNoticesAByteThatWasChanged) {
   if (!check::CanEncrypt()) return;
   Wire wire;

@@ -1,0 +1,77 @@
+"""A rank that runs out of descriptors, or one that waits for it: ``descriptors_script.py RANK``.
+
+The rank begins with no descriptor to spare, then with one, two, …, until the world comes together; the others try as
+long. Each prints as JSON what it heard, the seconds that each try took, and what it held before and after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+
+from sparkvod import config
+from sparkvod.core import basics
+from sparkvod.core.handles import Pending
+from sparkvod.errors import HorovodInternalError, LaunchError
+
+LIMIT = 200
+
+
+@contextlib.contextmanager
+def starved(spare: int) -> Iterator[None]:
+    """Leaves this process so many descriptors to spare."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, before[1]))
+    held: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(2))
+        for _ in range(spare):
+            os.close(held.pop())
+        yield
+    finally:
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def join(faulty: bool, heard: list[str], seconds: list[float]) -> None:
+    """Tries until the world has come together."""
+    for spare in range(60):
+        begun = time.monotonic()
+        try:
+            with starved(spare) if faulty else contextlib.nullcontext():
+                basics.init()
+            return
+        except (HorovodInternalError, LaunchError) as error:
+            heard.append(f"{type(error).__name__}: {error}")
+            seconds.append(time.monotonic() - begun)
+
+
+def main(faulty: int) -> None:
+    """Joins, communicates with none to spare, and tells what happened."""
+    rank = config.get("rank")
+    before = len(os.listdir("/proc/self/fd"))
+    heard: list[str] = []
+    seconds: list[float] = []
+    join(rank == faulty, heard, seconds)
+    with starved(0):
+        engine = basics.engine()
+        memory = engine.allocate(8)
+        view = memoryview(memory).cast("f")
+        view[0] = 1.0
+        Pending(engine, engine.allreduce("x", memory.address, memory.address, 2, 8, 1), None, memory).wait()
+    value = view[0]
+    basics.shutdown()
+    held = [before, len(os.listdir("/proc/self/fd"))]
+    print(json.dumps({"heard": heard, "seconds": seconds, "value": value, "held": held}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

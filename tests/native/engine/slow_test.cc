@@ -1,0 +1,147 @@
+// Ranks that read slowly, stop reading for a while, or for ever; and what harms encrypted bytes.
+#include <unistd.h>
+
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "native/base/clock.h"
+#include "tests/native/relay.h"
+#include "tests/native/world.h"
+
+namespace sparkvod {
+namespace {
+
+using namespace check;  // NOLINT: a test of what check's worlds run
+
+constexpr double kTimeout = 1.5;
+constexpr size_t kCount = 4000000;
+
+using RelayBody = std::function<void(Engine& engine, int rank, Board& board, Relay* relay)>;
+
+// A world of threads over TCP; all that goes to and from rank 0 passes through a relay, which it
+// has.
+void RunBehindRelay(int size, bool tls, const RelayBody& body) {
+  const Holdings holdings;
+  RunThreads(size, [&](int rank, Board& board) {
+    Config config = TestConfig();
+    config.transport = "tcp";
+    config.collective_timeout = kTimeout;
+    config.tls = tls;
+    std::unique_ptr<Engine> engine;
+    std::unique_ptr<Relay> relay;
+    std::string endpoint;
+    EXPECT(Engine::Create(config, &engine).ok());
+    EXPECT_EQ(engine->Listen(&endpoint).Report(), "ok");
+    if (rank == 0) relay = std::make_unique<Relay>(endpoint);
+    const auto endpoints = board.Gather(rank, relay ? relay->endpoint() : endpoint);
+    EXPECT_EQ(engine->Connect(rank, endpoints, "s").Report(), "ok");
+    body(*engine, rank, board, relay.get());
+    (void)!engine->Shutdown().ok();
+    board.Barrier(rank);
+  });
+  holdings.ExpectUnchanged(__FILE__, __LINE__);
+}
+
+Result Sum(Engine& engine, std::vector<float>* data) {
+  const Request request =
+      AllreduceOf("grad", DType::kFloat32, {static_cast<int64_t>(data->size())});
+  return Run(engine, request, {{data->data(), data->data(), data->size()}});
+}
+
+size_t ResidentBytes() {
+  size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages >> pages;
+  return pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// 6 MB/s where each stop to read is shorter than the time-out: nobody is accused, and what was not
+// read is nowhere but in the kernel's buffers and in the tensors.
+TEST(ASlowReaderIsWaitedFor) {
+  for (const bool stops : {false, true})
+    for (const int size : {2, 3})
+      RunBehindRelay(size, false, [=](Engine& engine, int rank, Board& board, Relay* relay) {
+        const auto factor = static_cast<float>(rank + 1);
+        std::vector<float> data(kCount, factor);
+        EXPECT_EQ(Sum(engine, &data).Report(), "ok");
+        data.assign(kCount, factor);
+        board.Barrier(rank);
+        const size_t before = ResidentBytes();
+        board.Barrier(rank);
+        std::thread hand;
+        if (relay != nullptr) {
+          if (!stops) {
+            relay->inward.piece = 64 << 10;
+            relay->inward.pause_us = 10000;
+          }
+          if (stops)
+            hand = std::thread([relay] {
+              for (int i = 0; i < 3; ++i) {
+                relay->inward.stopped = true;
+                ::usleep(900000);
+                relay->inward.stopped = false;
+                ::usleep(2000);
+              }
+            });
+        }
+        if (relay != nullptr && stops) ::usleep(50000);
+        EXPECT_EQ(Sum(engine, &data).Report(), "ok");
+        EXPECT_EQ(data.front(), static_cast<float>(size * (size + 1) / 2));
+        EXPECT_EQ(data.back(), static_cast<float>(size * (size + 1) / 2));
+        if (hand.joinable()) hand.join();
+        // A queue of what was not read would hold half of it and more.
+        if (!kSanitized) EXPECT(ResidentBytes() < before + kCount * sizeof(float) / 4);
+        if (relay != nullptr) relay->inward.pause_us = 0;
+        EXPECT_EQ(BarrierOf(engine, "end").Report(), "ok");
+      });
+}
+
+// Rank 0 sends, and reads no more: who has got all that it waits for names who does not read.
+TEST(AReaderThatStopsForEverIsNamed) {
+  for (const int size : {2, 3})
+    RunBehindRelay(size, false, [=](Engine& engine, int rank, Board& board, Relay* relay) {
+      std::vector<float> data(kCount, 1);
+      EXPECT_EQ(Sum(engine, &data).Report(), "ok");
+      board.Barrier(rank);
+      // The negotiation's few bytes pass; the tensor's do not.
+      if (relay != nullptr) relay->inward.piece = 1;
+      if (relay != nullptr) relay->inward.pause_us = 100;
+      const int64_t began = NowNs();
+      std::thread hand;
+      if (relay != nullptr)
+        hand = std::thread([relay] {
+          ::usleep(100000);
+          relay->inward.stopped = true;
+        });
+      const Result result = Sum(engine, &data);
+      const double seconds = static_cast<double>(NowNs() - began) * 1e-9;
+      if (hand.joinable()) hand.join();
+      EXPECT(result.code() == Code::kTimeout);
+      EXPECT(seconds < kTimeout + 1);
+      if (rank == size - 1) EXPECT_CONTAINS(result.Report(), "for rank 0 on ");
+    });
+}
+
+// Bytes that are changed, added or cut off between two ranks end the world at once.
+TEST(TlsEndsAWorldWhoseBytesAreHarmed) {
+  if (!CanEncrypt()) return;
+  for (const Relay::Harm harm : {Relay::Harm::kFlip, Relay::Harm::kInsert, Relay::Harm::kCut})
+    for (const bool inward : {true, false})
+      RunBehindRelay(2, true, [=](Engine& engine, int rank, Board& board, Relay* relay) {
+        std::vector<float> data(100000, 1);
+        EXPECT_EQ(Sum(engine, &data).Report(), "ok");
+        board.Barrier(rank);
+        if (relay != nullptr) (inward ? relay->inward : relay->outward).harm = harm;
+        const int64_t began = NowNs();
+        const Result result = Sum(engine, &data);
+        EXPECT((NowNs() - began) * 1e-9 < 1);
+        EXPECT(result.code() == Code::kPeerLost);
+        EXPECT_CONTAINS(result.Report(), "rank ");
+      });
+}
+
+}  // namespace
+}  // namespace sparkvod
