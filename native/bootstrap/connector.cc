@@ -62,6 +62,7 @@ std::string Connector::Name(int rank) const {
 }
 
 void Connector::Retry(const Key& key, const Result& why) {
+  if (wanted_.count(key) == 0) return;
   Attempt& attempt = wanted_[key];
   attempt.running = false;
   attempt.not_before_ns = NowNs() + kRetryNs;
@@ -90,7 +91,22 @@ bool Connector::MayGetRoom() {
   const auto oldest = std::find_if(shaking_.begin(), shaking_.end(),
                                    [](const Shaking& shaking) { return shaking.key.first < 0; });
   full_until_ns_ = NowNs() + kFullNs;
-  if (oldest == shaking_.end()) return leaving_;
+  if (oldest == shaking_.end() && leaving_) {
+    // Of ranks that are to be told, those connections over which they cannot be.
+    const auto useless = [this](const auto& one) {
+      return one.key.second != Purpose::kLink && one.key.second != Purpose::kShared &&
+             links_.count(one.key.first) == 0;
+    };
+    connecting_.erase(std::remove_if(connecting_.begin(), connecting_.end(), useless),
+                      connecting_.end());
+    shaking_.erase(std::remove_if(shaking_.begin(), shaking_.end(), useless), shaking_.end());
+    for (auto m = made_.begin(); m != made_.end();) {
+      const bool tells = m->first.second == Purpose::kShared || links_.count(m->first.first) != 0;
+      m = tells ? std::next(m) : made_.erase(m);
+    }
+    return true;
+  }
+  if (oldest == shaking_.end()) return false;
   // A peer of ours has proved itself by then, or tries again.
   if (NowNs() - oldest->began_ns > kStrangerNs) shaking_.erase(oldest);
   return true;
@@ -139,7 +155,12 @@ bool Connector::Advance(Shaking* shaking) {
     Keep({hello.from, hello.purpose}, handshake.TakeStream());
     return true;
   }
-  if (leaving_) return true;
+  if (leaving_) {
+    // Kept until its rank is told, which else would find it closed without a reason.
+    const bool untold = wanted_.count({hello.from, Purpose::kLink}) != 0;
+    if (result.ok() && untold) Keep({hello.from, hello.purpose}, handshake.TakeStream());
+    return true;
+  }
   if (wanted != nullptr) wanted->last_error = result.Report();
   const std::string whose = hello.from < 0 ? "a stranger's connection"
                                            : "a connection of rank " + std::to_string(hello.from);
@@ -281,10 +302,6 @@ void Connector::Leave(const std::vector<int>& listeners, const Departure& how, d
   };
   for (auto w = wanted_.begin(); w != wanted_.end();)
     w = tells(w->first) ? std::next(w) : wanted_.erase(w);
-  const auto idle = [&](const auto& one) { return one.key.first >= 0 && !tells(one.key); };
-  connecting_.erase(std::remove_if(connecting_.begin(), connecting_.end(), idle),
-                    connecting_.end());
-  shaking_.erase(std::remove_if(shaking_.begin(), shaking_.end(), idle), shaking_.end());
   const Deadline deadline = Deadline::After(std::max(seconds, 1e-9));
   for (;;) {
     for (const auto& [key, stream] : made_) {

@@ -1,10 +1,15 @@
 #include "native/collectives/communicator.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <set>
 
 namespace sparkvod {
+namespace {
+constexpr double kLastWordsSeconds = 0.1;
+}  // namespace
 
 Communicator::Communicator(World* world, const Config& config, std::function<Result()> health)
     : world_(world),
@@ -181,8 +186,15 @@ Result Communicator::CheckPeers(bool thorough) {
 
 Result Communicator::Blame(int peer, const Result& cause) {
   const int r = ranks_[static_cast<size_t>(peer)];
+  Link& link = *world_->peers[static_cast<size_t>(r)].link;
   Departure how;
-  if (world_->peers[static_cast<size_t>(r)].link->Left(&how)) return Lost(r, how);
+  // Why a peer has left may come a moment after its bytes have ended.
+  for (const Deadline deadline = Deadline::After(kLastWordsSeconds);;) {
+    if (link.Left(&how)) return Lost(r, how);
+    if (deadline.Passed() || link.fd() < 0) break;
+    pollfd news{link.fd(), POLLIN, 0};
+    ::poll(&news, 1, deadline.LeftMs(5));
+  }
   return Result::Fail(Code::kPeerLost,
                       Name(peer) + " was lost during " + doing() + ": " + cause.Report());
 }

@@ -17,8 +17,8 @@ namespace {
 
 using namespace check;  // NOLINT: a test of what check's worlds run
 
-constexpr double kTimeout = 1.5;
-constexpr size_t kCount = 4000000;
+constexpr double kTimeout = 2.5;
+constexpr size_t kCount = 8000000;
 
 using RelayBody = std::function<void(Engine& engine, int rank, Board& board, Relay* relay)>;
 
@@ -29,7 +29,9 @@ void RunBehindRelay(int size, bool tls, const RelayBody& body) {
   RunThreads(size, [&](int rank, Board& board) {
     Config config = TestConfig();
     config.transport = "tcp";
-    config.collective_timeout = kTimeout;
+    // What rank 0 itself would say of what does not reach it is not what is asked here.
+    config.collective_timeout = rank == 0 ? 2 * kTimeout : kTimeout;
+    config.allreduce_algorithm = "ring";
     config.tls = tls;
     std::unique_ptr<Engine> engine;
     std::unique_ptr<Relay> relay;
@@ -52,14 +54,17 @@ Result Sum(Engine& engine, std::vector<float>* data) {
   return Run(engine, request, {{data->data(), data->data(), data->size()}});
 }
 
-size_t ResidentBytes() {
-  size_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages >> pages;
-  return pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+// The most that this process has held in memory.
+size_t PeakBytes() {
+  std::ifstream status("/proc/self/status");
+  size_t kilobytes = 0;
+  for (std::string word; status >> word;)
+    if (word == "VmHWM:") status >> kilobytes;
+  return kilobytes << 10;
 }
 
-// 6 MB/s where each stop to read is shorter than the time-out: nobody is accused, and what was not
-// read is nowhere but in the kernel's buffers and in the tensors.
+// 10 MB/s, at which a sum takes longer than the time-out, or stops that are shorter than it: nobody
+// is accused, and what was not read is nowhere but in the kernel's buffers and in the tensors.
 TEST(ASlowReaderIsWaitedFor) {
   for (const bool stops : {false, true})
     for (const int size : {2, 3})
@@ -69,21 +74,21 @@ TEST(ASlowReaderIsWaitedFor) {
         EXPECT_EQ(Sum(engine, &data).Report(), "ok");
         data.assign(kCount, factor);
         board.Barrier(rank);
-        const size_t before = ResidentBytes();
+        const size_t before = PeakBytes();
         board.Barrier(rank);
         std::thread hand;
         if (relay != nullptr) {
           if (!stops) {
             relay->inward.piece = 64 << 10;
-            relay->inward.pause_us = 10000;
+            relay->inward.pause_us = 6500;
           }
           if (stops)
             hand = std::thread([relay] {
-              for (int i = 0; i < 3; ++i) {
+              for (int i = 0; i < 2; ++i) {
                 relay->inward.stopped = true;
-                ::usleep(900000);
+                ::usleep(1000000);
                 relay->inward.stopped = false;
-                ::usleep(2000);
+                ::usleep(300000);
               }
             });
         }
@@ -93,7 +98,7 @@ TEST(ASlowReaderIsWaitedFor) {
         EXPECT_EQ(data.back(), static_cast<float>(size * (size + 1) / 2));
         if (hand.joinable()) hand.join();
         // A queue of what was not read would hold half of it and more.
-        if (!kSanitized) EXPECT(ResidentBytes() < before + kCount * sizeof(float) / 4);
+        if (!kSanitized) EXPECT(PeakBytes() < before + kCount * sizeof(float) / 4);
         if (relay != nullptr) relay->inward.pause_us = 0;
         EXPECT_EQ(BarrierOf(engine, "end").Report(), "ok");
       });
@@ -103,7 +108,8 @@ TEST(ASlowReaderIsWaitedFor) {
 TEST(AReaderThatStopsForEverIsNamed) {
   for (const int size : {2, 3})
     RunBehindRelay(size, false, [=](Engine& engine, int rank, Board& board, Relay* relay) {
-      std::vector<float> data(kCount, 1);
+      // More than the kernel's buffers take.
+      std::vector<float> data(2 * kCount, 1);
       EXPECT_EQ(Sum(engine, &data).Report(), "ok");
       board.Barrier(rank);
       // The negotiation's few bytes pass; the tensor's do not.
@@ -120,8 +126,9 @@ TEST(AReaderThatStopsForEverIsNamed) {
       const double seconds = static_cast<double>(NowNs() - began) * 1e-9;
       if (hand.joinable()) hand.join();
       EXPECT(result.code() == Code::kTimeout);
+      if (rank == 0) return;  // what the others say does not reach it either
       EXPECT(seconds < kTimeout + 1);
-      if (rank == size - 1) EXPECT_CONTAINS(result.Report(), "for rank 0 on ");
+      EXPECT_CONTAINS(result.Report(), "for rank 0 on ");
     });
 }
 
