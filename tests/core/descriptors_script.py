@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from sparkvod import config
-from sparkvod.core import basics
+from sparkvod.core import basics, process_sets  # noqa: F401  (init imports it, for which a descriptor is needed)
 from sparkvod.core.handles import Pending
 from sparkvod.errors import HorovodInternalError, LaunchError
 
