@@ -365,10 +365,12 @@ Result Bootstrap::Leave(Connector* connector, const Result& cause, Parts* parts)
   for (const Fd* listener : {&tcp_, &unix_})
     if (listener->valid()) listeners.push_back(listener->get());
   connector->Leave(listeners, how, waits ? kFarewellSeconds : 0);
-  tcp_.Close();
-  unix_.Close();
-  // Who waits in vain like this one should say so itself, and not that this one has left.
-  if (code != Code::kTimeout) place_.reset();
+  if (code != Code::kTimeout) {
+    // Who waits in vain like this one should say so itself, and not that this one has left.
+    tcp_.Close();
+    unix_.Close();
+    place_.reset();
+  }
   if (code != Code::kSystem) return cause;
   return Result::Fail(code, name + " could not connect to the others", cause);
 }
