@@ -29,7 +29,7 @@ class Bootstrap {
   Result Connect(int rank, const std::vector<std::string>& endpoints, const std::string& secret,
                  const std::function<bool()>& interrupted, std::unique_ptr<World>* out);
   // Whether it may be tried: not after a try that the others have heard of.
-  bool listening() const { return tcp_.valid(); }
+  bool listening() const { return place_ != nullptr; }
 
  private:
   // What has come together of a world when it fails.

@@ -51,7 +51,9 @@ Result Receive(int socket, const std::string& who, const Geometry& geometry, int
     how.cause = received.Report();
     return LeftWhileConnecting(who, how);
   }
-  if (!received.ok()) return Result::Fail(received.code(), who + ": " + received.Report());
+  if (received.code() == Code::kTimeout)
+    return Result::Fail(received.code(), who + ": " + received.Report());
+  if (!received.ok()) return received;
   if (word[0] != kOffer || fds.size() != 3) {
     Decode(word, true, &how);
     return LeftWhileConnecting(who, how);
