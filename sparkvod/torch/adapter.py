@@ -48,6 +48,8 @@ def host(tensor: torch.Tensor) -> torch.Tensor:
         )
     if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor
+    if tensor.is_meta:
+        raise ValueError("a tensor on the device meta was found, one with values was expected; give it memory first")
     return tensor.detach().cpu().contiguous()
 
 
