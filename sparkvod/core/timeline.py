@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from types import TracebackType
@@ -10,7 +11,7 @@ from sparkvod.core import basics
 from sparkvod.observe.timeline import path_of
 
 
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Begins to write what this rank does to a file in Chrome's trace format.
 
     Every rank that shall be seen calls it; each writes a file of its own, and
@@ -23,7 +24,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     Raises:
         NotInitializedError: there is no world.
-        ValueError: a timeline runs already, or the file cannot be written.
+        TypeError: ``file_path`` is no path.
+        ValueError: it names no file, a timeline runs already, or the file cannot be written.
     """
     engine = basics.engine()
     engine.start_timeline(path_of(file_path, engine.rank), mark_cycles)
