@@ -131,11 +131,13 @@ def synchronize(handle: int, timeout: float | None = None) -> Any:
     Raises:
         CollectiveTimeoutError: it is not done within ``timeout``. It goes on, and ``handle`` may be waited for again.
         HorovodInternalError: the collective failed; the message says which ranks did what.
-        TypeError: ``handle`` is no number.
+        TypeError: ``handle`` or ``timeout`` is no number.
     """
     pending = _find(handle)
     if pending is None:
         return None
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout == timeout):
+        raise TypeError(f"timeout={timeout!r} was found, a number of seconds, or None for any, was expected")
     if timeout is not None and not pending.engine.poll(pending.handle):
         try:
             pending.engine.wait(pending.handle, max(timeout, 0.0))

@@ -117,7 +117,8 @@ def check(process_sets: Any) -> list[ProcessSet]:
     """
     if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
         return []
-    if isinstance(process_sets, str) or not all(isinstance(one, ProcessSet) for one in process_sets):
+    is_list = isinstance(process_sets, Iterable) and not isinstance(process_sets, str)
+    if not is_list or not all(isinstance(one, ProcessSet) for one in process_sets):
         raise ValueError(
             f"process_sets={process_sets!r} was found, a list of ProcessSet, 'dynamic' or None was expected"
         )

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="the PyTorch front end needs torch")
 import torch
 from torch import nn
 
+from sparkvod.core import process_sets
 from sparkvod.errors import MismatchError
 from tests.contracts.worlds import Suite
 from tests.torch.models import assert_equal, data, loss_of, mlp
@@ -88,6 +89,9 @@ def check_what_is_no_set() -> None:
         for wrong, said in (([0], r"\[0\]"), (0, "0"), ("0", "'0'"), (None, "None")):
             with pytest.raises(TypeError, match=f"process_set={said} was found, a ProcessSet"):
                 call(wrong)
+    for wrong in (5, "01", [0], [None]):
+        with pytest.raises(ValueError, match="process_sets=.* was found, a list of ProcessSet, 'dynamic' or None"):
+            process_sets.check(wrong)
     for wrong in (5, "01", [0.5], None, [None]):
         with pytest.raises(TypeError, match="was found for the ranks of a process set, a list of whole numbers"):
             hvd.add_process_set(wrong)
