@@ -40,12 +40,15 @@ class FrontEnd(ABC):
         module: name of its module.
         in_place: whether it has operations in place.
         handles: whether it has operations that return handles.
+        forks: whether its calls end in a forked process: not where threads of the framework run them, which that
+            process does not have.
         shapes: the shapes in which every dtype is reduced.
     """
 
     module: str
     in_place = True
     handles = True
+    forks = True
     shapes = SHAPES
 
     @property
@@ -253,7 +256,7 @@ def check_nothing(front: FrontEnd) -> None:
 
 def check_fork(front: FrontEnd) -> None:
     """A process that is forked from a rank may read the ranks, and is told why it may do no more."""
-    if not front.handles:  # runs in threads of the framework, which a forked process does not have
+    if not front.forks:
         return
     hvd = front.hvd
     tensor = front.tensor([1.0], "float32")
