@@ -153,6 +153,17 @@ def check_name(name: object) -> None:
         ) from None
 
 
+def check_scales(*scales: object) -> None:
+    """Checks the factors before and after a reduction.
+
+    Raises:
+        TypeError: one is no number.
+    """
+    for what, scale in zip(("prescale_factor", "postscale_factor"), scales, strict=False):
+        if not isinstance(scale, (SupportsFloat, SupportsIndex)):
+            raise TypeError(f"{what}={scale!r} was found, a number was expected")
+
+
 def explained(error: TypeError, name: object, *scales: object) -> Exception:
     """Returns what to raise when the engine cannot take arguments: words about the one that is wrong.
 
@@ -165,11 +176,9 @@ def explained(error: TypeError, name: object, *scales: object) -> Exception:
     """
     try:
         check_name(name)
+        check_scales(*scales)
     except (TypeError, ValueError) as better:
         return better
-    for what, scale in zip(("prescale_factor", "postscale_factor"), scales, strict=False):
-        if not isinstance(scale, (SupportsFloat, SupportsIndex)):
-            return TypeError(f"{what}={scale!r} was found, a number was expected")
     return error
 
 

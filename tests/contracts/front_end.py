@@ -462,6 +462,10 @@ def check_bad_arguments(front: FrontEnd) -> None:
             hvd.broadcast(tensor, root)
     with pytest.raises(ValueError, match=r"process_set.*add_process_set"):
         hvd.allgather(tensor, process_set=hvd.ProcessSet([hvd.size() + 1]))
+    with pytest.raises(TypeError, match=r"process_set=\[0\] was found, a ProcessSet was expected"):
+        hvd.broadcast(tensor, 0, process_set=[0])
+    with pytest.raises(TypeError, match="postscale_factor='2' was found, a number was expected"):
+        hvd.allreduce(tensor, postscale_factor="2")
     everybody = hvd.ProcessSet(range(hvd.size()))
     np.testing.assert_array_equal(front.values(hvd.allreduce(tensor, process_set=everybody)), [1.0])
     with pytest.raises(ValueError, match=r"allreduce \(average\).*dtype bool; it can be done for uint8, int8"):
