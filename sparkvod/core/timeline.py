@@ -46,7 +46,10 @@ def mark(name: str, begin_ns: int, lane: str = "") -> None:
     """
     engine = basics.running_engine()
     if engine is not None and engine.timeline_on:
-        engine.mark(lane or threading.current_thread().name, name, begin_ns, time.monotonic_ns())
+        lane, name = (
+            text.encode(errors="replace").decode() for text in (lane or threading.current_thread().name, name)
+        )
+        engine.mark(lane, name, begin_ns, time.monotonic_ns())
 
 
 class timeline_span:  # noqa: N801
@@ -55,11 +58,18 @@ class timeline_span:  # noqa: N801
     Args:
         name: name of the slice, for example ``"forward"``.
         lane: name of the lane; the current thread's by default.
+
+    Raises:
+        TypeError: a name is no string.
     """
 
     __slots__ = ("_begin_ns", "_lane", "_name")
 
     def __init__(self, name: str, lane: str = "") -> None:
+        # Here, whether or not a timeline runs: at the end it would hide what the body raised.
+        for what, value in (("name", name), ("lane", lane)):
+            if not isinstance(value, str):
+                raise TypeError(f"{what}={value!r} of a timeline's slice was found, a string was expected")
         self._name, self._lane = name, lane
 
     def __enter__(self) -> timeline_span:
