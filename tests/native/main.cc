@@ -1,7 +1,9 @@
-// Runs the registered tests: sparkvod_tests [--full] [--list] [substring of the names to run].
+// Runs the registered tests: sparkvod_tests [--full] [--list] [--seed=NUMBER] [substring of the
+// names to run].
 #include <chrono>
 #include <cstring>
 #include <iostream>
+#include <random>
 #include <string>
 #include <thread>
 
@@ -16,6 +18,7 @@ extern "C" const char* __asan_default_options() { return "quarantine_size_mb=16"
 int main(int argc, char** argv) {
   using Clock = std::chrono::steady_clock;
   auto& state = sparkvod::check::State::Get();
+  state.seed = std::random_device()();
   std::string filter;
   bool list = false;
   for (int i = 1; i < argc; ++i) {
@@ -23,6 +26,8 @@ int main(int argc, char** argv) {
       state.full = true;
     } else if (std::strcmp(argv[i], "--list") == 0) {
       list = true;
+    } else if (std::strncmp(argv[i], "--seed=", 7) == 0) {
+      state.seed = std::stoull(argv[i] + 7);
     } else {
       filter = argv[i];
     }
