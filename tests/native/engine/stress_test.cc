@@ -347,7 +347,6 @@ void Stress(const std::vector<Kind>& kinds, const std::vector<Leaving>& ends, do
     const int size = dice.Of<int>({2, 3, 5, 8});
     const Leaving leaving = dice.Of(ends);
     const int before = State::Get().failures;
-    std::cout << "seed " << seed << " size " << size << " " << kind.transport << std::endl;
     RunStress(kind, size, seed, leaving);
     if (State::Get().failures > before)
       Fail(__FILE__, __LINE__,
