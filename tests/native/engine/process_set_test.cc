@@ -114,7 +114,7 @@ void CheckSet(Engine& engine, int32_t set, const std::vector<int64_t>& ranks, in
                                          {{DType::kFloat32, {rows}}})),
                        {{given.data(), nullptr, given.size()}}, false, &handle)
                .ok());
-    EXPECT(engine.Find(handle, &operation).ok());
+    if (!engine.Find(handle, &operation).ok()) return Fail(__FILE__, __LINE__, "no handle");
     EXPECT_EQ(End(engine, handle).Report(), "ok");
     if (operation->outputs.size() != 1) return Fail(__FILE__, __LINE__, "no output");
     EXPECT_EQ(operation->outputs[0].rows.size(), size);
