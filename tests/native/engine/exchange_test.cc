@@ -321,6 +321,7 @@ TEST(MoreElementsThan31BitsCount) {
   for (const Kind& kind : {kInproc, kTcp}) {
     WorldOptions options;
     options.config.arena_bytes = int64_t{6} << 30;
+    options.config.staging_bytes = 4 << 20;  // a few hundred pieces, not thousands
     RunWorld(
         kind, 2,
         [](Engine& engine, int rank) {
