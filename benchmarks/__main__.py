@@ -12,7 +12,7 @@ from benchmarks import document
 from benchmarks.harness import Report
 
 # Each is a module of this package with run(report). A new bench is one file and one name here.
-BENCHES = ("allreduce", "collectives", "hosts", "step", "control", "reader", "petastorm", "run", "fit", "keras")
+BENCHES = ("allreduce", "collectives", "hosts", "step", "tune", "control", "reader", "petastorm", "run", "fit", "keras")
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

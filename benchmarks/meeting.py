@@ -22,10 +22,20 @@ class Meeting:
         rank: rank of this process.
         size: number of ranks.
         cores: that they share; None: those that this process may use.
+        progress: called again and again while this rank waits, for collectives that go on only inside of calls: a
+            rank may have ended one while another still waits for what it has not sent yet.
     """
 
-    def __init__(self, path: Path, rank: int, size: int, cores: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        rank: int,
+        size: int,
+        cores: int | None = None,
+        progress: Callable[[], object] = lambda: None,
+    ) -> None:
         self.rank, self.size = rank, size
+        self._progress = progress
         self._crowded = size > (len(os.sched_getaffinity(0)) if cores is None else cores)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
@@ -47,6 +57,7 @@ class Meeting:
         began = time.perf_counter()
         for rank in range(self.size):
             while self._arrivals[rank * _LINE] < self._round:
+                self._progress()
                 if time.perf_counter() - began > SPIN_SECONDS:
                     time.sleep(SLEEP_SECONDS)
                 else:

@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
     if rank == 0:
         Meeting.make(folder / "meeting")
     comm.Barrier()
-    meeting = Meeting(folder / "meeting", rank, size)
+    meeting = Meeting(folder / "meeting", rank, size, progress=comm.Iprobe)
     known: dict[tuple[str, int], tuple[Callable[[], object], Callable[[], object]]] = {}
     with (folder / f"rank-{rank}").open() as asked, (folder / "answer").open("w") as answers:
         for line in asked:

@@ -2,7 +2,11 @@
 from __future__ import annotations
 import collections.abc
 import typing
-__all__: list[str] = ['Engine', 'Memory', 'ops_table', 'set_current']
+import typing_extensions
+__all__: list[str] = ['Engine', 'Exchange', 'Memory', 'ops_table', 'set_current']
+class Exchange:
+    def __init__(self, table: typing_extensions.CapsuleType, types: collections.abc.Sequence[type], negated: str) -> None:
+        ...
 class Memory:
     def __buffer__(self, flags: int, /) -> memoryview:
         ...
@@ -26,6 +30,8 @@ class Engine:
     def allocate(self, nbytes: typing.SupportsInt | typing.SupportsIndex) -> Memory:
         ...
     def allreduce(self, name: str, input: typing.SupportsInt | typing.SupportsIndex, output: typing.SupportsInt | typing.SupportsIndex, count: typing.SupportsInt | typing.SupportsIndex, dtype: typing.SupportsInt | typing.SupportsIndex, op: typing.SupportsInt | typing.SupportsIndex, prescale: typing.SupportsFloat | typing.SupportsIndex = 1.0, postscale: typing.SupportsFloat | typing.SupportsIndex = 1.0, shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [], wake: bool = True, process_set: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
+        ...
+    def allreduce_tensor(self, name: str, tensor: typing.Any, exchange: Exchange, op: typing.SupportsInt | typing.SupportsIndex, prescale: typing.SupportsFloat | typing.SupportsIndex = 1.0, postscale: typing.SupportsFloat | typing.SupportsIndex = 1.0, wake: bool = True, process_set: typing.SupportsInt | typing.SupportsIndex = 0) -> int | None:
         ...
     def alltoall(self, name: str, input: typing.SupportsInt | typing.SupportsIndex, shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], dtype: typing.SupportsInt | typing.SupportsIndex, splits: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [], wake: bool = True, process_set: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         ...

@@ -7,12 +7,14 @@ A knob is read from ``SPARKVOD_<NAME>``; knobs marked ``engine`` are handed to t
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "SPARKVOD_"
+_NEARLY = 0.75  # of a misspelt name's letters are the knob's, in order
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _EXPECTED = {
     int: "a whole number",
@@ -283,6 +285,21 @@ def get(name: str, env: Mapping[str, str] | None = None) -> Any:
 def is_set(name: str) -> bool:
     """Returns whether the environment says something about a knob."""
     return os.environ.get(KNOBS[name].variable, "") != ""
+
+
+def misspelt(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the variables of an environment, by default the process's, that are nearly called like a knob.
+
+    Returns:
+        By variable the one that is meant.
+    """
+    found = {}
+    for variable in os.environ if env is None else env:
+        name = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(PREFIX) and name not in KNOBS:
+            for near in difflib.get_close_matches(name, KNOBS, 1, _NEARLY):
+                found[variable] = KNOBS[near].variable
+    return found
 
 
 def engine_config(**overrides: Any) -> dict[str, Any]:

@@ -30,6 +30,16 @@ def test_truth() -> None:
         assert config.get(knob.name, {knob.variable: text}) is value
 
 
+def test_a_misspelt_knob_is_found() -> None:
+    wrong = {"SPARKVOD_COLECTIVE_TIMEOUT": "1", "SPARKVOD_METRIC_PORT": "1", "SPARKVOD_STALL_CHECK_SECONDS": "1"}
+    others = {"SPARKVOD_TLS": "1", "SPARKVOD_HOME": "1", "SPARKVOD_TEST_A": "1", "HOROVOD_TIMELIN": "1", "TLS": "1"}
+    assert config.misspelt({**wrong, **others}) == {
+        "SPARKVOD_COLECTIVE_TIMEOUT": "SPARKVOD_COLLECTIVE_TIMEOUT",
+        "SPARKVOD_METRIC_PORT": "SPARKVOD_METRICS_PORT",
+        "SPARKVOD_STALL_CHECK_SECONDS": "SPARKVOD_STALL_CHECK_TIME_SECONDS",
+    }
+
+
 def test_an_unknown_knob_lists_the_known_ones() -> None:
     with pytest.raises(KeyError, match="log_level"):
         config.get("no_such_knob")

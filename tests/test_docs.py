@@ -39,6 +39,14 @@ def mentioned_targets(text: str) -> set[str]:
     return {*quoted, *(target for block in blocks for target in re.findall(r"^make ([a-z-]+)", block, re.MULTILINE))}
 
 
+def headings(document: Path) -> set[str]:
+    """Returns what links to a document's headings call them: lower case, blanks as hyphens, no punctuation."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
 def test_the_table_of_knobs_is_current() -> None:
     text = (ROOT / "docs" / "knobs.md").read_text()
     assert text == config.markdown(), "run: python -m sparkvod.config > docs/knobs.md"
@@ -60,6 +68,15 @@ def test_every_mentioned_file_exists(document: Path) -> None:
     paths = mentioned_paths(document.read_text())
     missing = {path for path in paths if not exists(ROOT / path) and not exists(document.parent / path)}
     assert not missing, f"{document.name} mentions files that do not exist: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_linked_heading_exists(document: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*)#([^)\s]+)\)", document.read_text())
+    missing = {
+        (name, place) for name, place in links if place not in headings((document.parent / name) if name else document)
+    }
+    assert not missing, f"{document.name} links to headings that do not exist: {sorted(missing)}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())

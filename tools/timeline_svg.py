@@ -34,14 +34,21 @@ def step_of(events: Sequence[Event], number: int) -> tuple[float, float]:
     """Returns when the step with that number (from 0) begins and ends, over all ranks, with a margin.
 
     Raises:
-        IndexError: there are fewer steps.
+        ValueError: there are fewer steps.
     """
-    begins, ends = [], []
+    begins: list[float] = []
+    ends: list[float] = []
     for rank in sorted({event["pid"] for event in events}):
         steps = [event for event in events if event["pid"] == rank and event["name"] == "step"]
-        end = steps[number]["ts"] + steps[number]["dur"]
+        if not 0 <= number < len(steps):
+            raise ValueError(
+                f"{len(steps)} steps of a DistributedOptimizer were found on rank {rank}, more than {max(number, 0)} "
+                f"were expected for --step {number}"
+            )
         begins.append(steps[number - 1]["ts"] + steps[number - 1]["dur"] if number else events[0]["ts"])
-        ends.append(end)
+        ends.append(steps[number]["ts"] + steps[number]["dur"])
+    if not ends:
+        raise ValueError("no slices were found, those of a timeline were expected")
     margin = (max(ends) - min(begins)) * 0.01
     return min(begins) - margin, max(ends) + margin
 
@@ -108,6 +115,26 @@ def draw(trace: dict[str, Any], begin: float, end: float, longest: int) -> str:
     return head + "".join(parts) + "</svg>\n"
 
 
+def load(path: Path) -> dict[str, Any]:
+    """Returns a merged trace.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        trace = json.loads(text)
+    except ValueError:
+        trace = None
+    if not isinstance(trace, dict) or "traceEvents" not in trace:
+        raise ValueError(
+            f"{path} was found to be no merged trace, one that python -m sparkvod.observe.timeline merge wrote was "
+            "expected"
+        )
+    return trace
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -116,9 +143,12 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=1, help="which step of the optimizer to draw")
     parser.add_argument("--tensors", type=int, default=8, help="lanes of tensors for each rank")
     arguments = parser.parse_args()
-    trace = json.loads(Path(arguments.trace).read_text(encoding="utf-8"))
-    begin, end = step_of([event for event in trace["traceEvents"] if event["ph"] == "X"], arguments.step)
-    Path(arguments.output).write_text(draw(trace, begin, end, arguments.tensors), encoding="utf-8")
+    try:
+        trace = load(Path(arguments.trace))
+        begin, end = step_of([event for event in trace["traceEvents"] if event["ph"] == "X"], arguments.step)
+        Path(arguments.output).write_text(draw(trace, begin, end, arguments.tensors), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
 
 
 if __name__ == "__main__":

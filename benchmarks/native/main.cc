@@ -1,6 +1,6 @@
 // sparkvod_bench limit in-place|staged BYTES CALLS
 // sparkvod_bench path engine|ordinary RANKS BYTES CALLS
-// sparkvod_bench negotiate RANKS TENSORS CALLS
+// sparkvod_bench negotiate RANKS WORLDS TENSORS CALLS
 // sparkvod_bench cable NAMESPACE NAMESPACE INTERFACE DELAY_US MEGABITS
 //
 // Prints one JSON object: the median of the calls in seconds, and what else the mode tells.
@@ -56,8 +56,8 @@ int Main(const std::vector<std::string>& arguments) {
     if (number(2) > kMaxRanks)
       Fail("at most " + std::to_string(kMaxRanks) + " ranks were expected");
     median = Median(Path(whole(2), number(3), whole(4), is(1, "engine")));
-  } else if (is(0, "negotiate") && arguments.size() == 4) {
-    const Negotiated result = Negotiate(whole(1), whole(2), whole(3));
+  } else if (is(0, "negotiate") && arguments.size() == 5) {
+    const Negotiated result = Negotiate(whole(1), whole(2), whole(3), whole(4));
     median = Median(result.seconds);
     cpu = Median(result.cpu_seconds_per_rank);
   } else if (is(0, "cable") && arguments.size() == 6) {
@@ -67,9 +67,8 @@ int Main(const std::vector<std::string>& arguments) {
   } else {
     Fail(
         "usage: sparkvod_bench limit in-place|staged BYTES CALLS | path engine|ordinary RANKS "
-        "BYTES CALLS | negotiate RANKS TENSORS CALLS | cable NAMESPACE NAMESPACE INTERFACE "
-        "DELAY_US "
-        "MEGABITS");
+        "BYTES CALLS | negotiate RANKS WORLDS TENSORS CALLS | cable NAMESPACE NAMESPACE "
+        "INTERFACE DELAY_US MEGABITS");
   }
   if (cpu < 0)
     std::printf("{\"seconds\": %.9g}\n", median);

@@ -19,12 +19,13 @@ std::vector<double> LimitStaged(size_t bytes, int calls, size_t chunk_bytes);
 // the ranks' own.
 std::vector<double> Path(int size, size_t bytes, int calls, bool engine_memory);
 
-// Negotiation of cached tensors without elements by `size` ranks that are threads of this process.
+// Negotiation of cached tensors without elements by `size` ranks that are threads of this process,
+// in several worlds at once.
 struct Negotiated {
   std::vector<double> seconds;               // for all tensors, per call
   std::vector<double> cpu_seconds_per_rank;  // of this process's threads, per call
 };
-Negotiated Negotiate(int size, int tensors, int calls);
+Negotiated Negotiate(int size, int worlds, int tensors, int calls);
 
 // Joins two network namespaces by an interface in each, until standard input is closed; prints
 // "ready" when they are there.

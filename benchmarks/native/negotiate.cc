@@ -55,17 +55,21 @@ double CpuSeconds() {
 
 }  // namespace
 
-Negotiated Negotiate(int size, int tensors, int calls) {
+Negotiated Negotiate(int size, int worlds, int tensors, int calls) {
+  const int threads_in_all = size * worlds;
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
   // Four a rank, and two with which it listens; the soft limit is often 1,024.
-  const auto need = static_cast<rlim_t>(6 * size + 64);
+  const auto need = static_cast<rlim_t>(6 * threads_in_all + 64);
   files.rlim_cur = std::max(files.rlim_cur, std::min(files.rlim_max, need));
   ::setrlimit(RLIMIT_NOFILE, &files);
-  Gate gate(size);
-  std::vector<std::string> endpoints(static_cast<size_t>(size));
+  Gate gate(threads_in_all);
+  std::vector<std::vector<std::string>> all_endpoints(
+      static_cast<size_t>(worlds), std::vector<std::string>(static_cast<size_t>(size)));
   Negotiated result{};
-  const auto body = [&](int rank) {
+  const auto body = [&](int thread) {
+    const int rank = thread % size;
+    std::vector<std::string>& endpoints = all_endpoints[static_cast<size_t>(thread / size)];
     Config config;
     config.address = "127.0.0.1";
     config.arena_bytes = 16 << 20;
@@ -87,13 +91,13 @@ Negotiated Negotiate(int size, int tensors, int calls) {
       for (size_t t = 0; t < requests.size(); ++t)
         Check(engine->Submit(requests[t], {{nullptr, nullptr, 0}}, false, &handles[t]));
       gate.Pass();
-      const double cpu = rank == 0 ? CpuSeconds() : 0;
+      const double cpu = thread == 0 ? CpuSeconds() : 0;
       const int64_t began = NowNs();
       for (const int64_t handle : handles) Check(engine->Wait(handle));
       gate.Pass();
-      if (rank == 0 && c >= 0) {
+      if (thread == 0 && c >= 0) {
         result.seconds.push_back(1e-9 * static_cast<double>(NowNs() - began));
-        result.cpu_seconds_per_rank.push_back((CpuSeconds() - cpu) / size);
+        result.cpu_seconds_per_rank.push_back((CpuSeconds() - cpu) / threads_in_all);
       }
       for (const int64_t handle : handles) engine->Release(handle);
     }
@@ -102,7 +106,7 @@ Negotiated Negotiate(int size, int tensors, int calls) {
     gate.Pass();  // nobody's memory goes while others still look at it
   };
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) threads.emplace_back(body, rank);
+  for (int thread = 0; thread < threads_in_all; ++thread) threads.emplace_back(body, thread);
   for (std::thread& thread : threads) thread.join();
   return result;
 }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -22,7 +23,7 @@ static_assert(kTableAllreduce == static_cast<int>(Collective::kAllreduce) &&
 struct Current {
   std::mutex mu;
   std::shared_ptr<Engine> engine;
-  pid_t process = 0;  // a forked child has the pointer, and no right to it
+  std::atomic<pid_t> process{0};  // a forked child has the pointer, and no right to it
 };
 
 Current& Now() {
@@ -32,7 +33,7 @@ Current& Now() {
 
 std::shared_ptr<Engine> Find() {
   Current& now = Now();
-  if (now.process != getpid()) return nullptr;
+  if (now.process.load() != getpid()) return nullptr;  // before the lock, which may be lost there
   std::lock_guard<std::mutex> lock(now.mu);
   return now.engine;
 }
@@ -122,7 +123,7 @@ void SetCurrent(std::shared_ptr<Engine> engine) {
   {
     std::lock_guard<std::mutex> lock(now.mu);
     now.engine.swap(engine);
-    now.process = getpid();
+    now.process.store(getpid());
   }
   // What was current before is destroyed here, if nobody else holds it, with the lock gone.
 }

@@ -12,6 +12,7 @@
 #include "native/bindings/config.h"
 #include "native/bindings/current.h"
 #include "native/bindings/errors.h"
+#include "native/bindings/exchange.h"
 #include "native/bindings/tunables.h"
 #include "native/engine/engine.h"
 #include "native/kernels/reduce.h"
@@ -90,12 +91,31 @@ Request Named(std::string name, Collective collective, int process_set = 0) {
   return request;
 }
 
-int64_t GroupedAllreduce(Engine& engine, std::string name, std::vector<PyEntry> entries, int op,
-                         double prescale, double postscale, bool wake, int process_set) {
-  Request request = Named(std::move(name), Collective::kAllreduce, process_set);
+Request Reducing(std::string name, int op, double prescale, double postscale, int process_set,
+                 Collective collective = Collective::kAllreduce) {
+  Request request = Named(std::move(name), collective, process_set);
   request.op = OpFrom(op);
   request.prescale = prescale;
   request.postscale = postscale;
+  return request;
+}
+
+// In place; nothing is submitted where the exchange cannot tell how the tensor lies.
+std::optional<int64_t> AllreduceTensor(Engine& engine, std::string name, py::handle tensor,
+                                       const Exchange& exchange, int op, double prescale,
+                                       double postscale, bool wake, int process_set) {
+  Request request = Reducing(std::move(name), op, prescale, postscale, process_set);
+  request.entries.resize(1);
+  std::vector<Part> parts(1);
+  Entry& entry = request.entries[0];
+  if (!exchange.Look(tensor, &entry, &parts[0])) return std::nullopt;
+  if (entry.shape.empty()) entry.shape = {1};  // as Add has it
+  return Submit(engine, std::move(request), std::move(parts), wake);
+}
+
+int64_t GroupedAllreduce(Engine& engine, std::string name, std::vector<PyEntry> entries, int op,
+                         double prescale, double postscale, bool wake, int process_set) {
+  Request request = Reducing(std::move(name), op, prescale, postscale, process_set);
   std::vector<Part> parts;
   for (auto& [input, output, count, dtype, shape] : entries)
     Add(&request, &parts, input, output, count, dtype, std::move(shape));
@@ -116,10 +136,8 @@ int64_t GroupedReducescatter(Engine& engine, std::string name,
                              std::vector<std::tuple<uintptr_t, uintptr_t, Shape, int>> entries,
                              int op, double prescale, double postscale, bool wake,
                              int process_set) {
-  Request request = Named(std::move(name), Collective::kReducescatter, process_set);
-  request.op = OpFrom(op);
-  request.prescale = prescale;
-  request.postscale = postscale;
+  Request request =
+      Reducing(std::move(name), op, prescale, postscale, process_set, Collective::kReducescatter);
   std::vector<Part> parts;
   for (auto& [input, output, shape, dtype] : entries)
     AddRows(&request, &parts, input, output, std::move(shape), dtype);
@@ -197,6 +215,10 @@ using EngineHolder = std::shared_ptr<Engine>;
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
+  py::class_<Exchange>(m, "Exchange")
+      .def(py::init<py::capsule, std::vector<py::type>, py::str>(), py::arg("table"),
+           py::arg("types"), py::arg("negated"));
+
   py::class_<Memory, std::shared_ptr<Memory>>(m, "Memory", py::buffer_protocol())
       .def_property_readonly(
           "address", [](const Memory& self) { return reinterpret_cast<uintptr_t>(self.data()); })
@@ -254,10 +276,7 @@ PYBIND11_MODULE(_native, m) {
           [](Engine& self, std::string name, uintptr_t input, uintptr_t output, int64_t count,
              int dtype, int op, double prescale, double postscale, Shape shape, bool wake,
              int process_set) {
-            Request request = Named(std::move(name), Collective::kAllreduce, process_set);
-            request.op = OpFrom(op);
-            request.prescale = prescale;
-            request.postscale = postscale;
+            Request request = Reducing(std::move(name), op, prescale, postscale, process_set);
             std::vector<Part> parts;
             Add(&request, &parts, input, output, count, dtype, std::move(shape));
             return Submit(self, std::move(request), std::move(parts), wake);
@@ -265,6 +284,9 @@ PYBIND11_MODULE(_native, m) {
           py::arg("name"), py::arg("input"), py::arg("output"), py::arg("count"), py::arg("dtype"),
           py::arg("op"), py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
           py::arg("shape") = Shape{}, py::arg("wake") = true, py::arg("process_set") = 0)
+      .def("allreduce_tensor", &AllreduceTensor, py::arg("name"), py::arg("tensor"),
+           py::arg("exchange"), py::arg("op"), py::arg("prescale") = 1.0,
+           py::arg("postscale") = 1.0, py::arg("wake") = true, py::arg("process_set") = 0)
       .def("grouped_allreduce", &GroupedAllreduce, py::arg("name"), py::arg("entries"),
            py::arg("op"), py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
            py::arg("wake") = true, py::arg("process_set") = 0)

@@ -40,8 +40,11 @@ void Engine::LeaveToBackground() {
     if (HasOwnWork() || negotiator_->pending() || negotiator_->attends()) {
       world_->arena->header().sleeper.store(kIdle);
       // What came in since the driver's last look, or while TCP sockets were silent for the
-      // background thread, is its.
-      if (HasWork() || world_->idle.any_fired()) world_->idle.Ring();
+      // background thread, is its; as is to see to it that nothing waits for ever.
+      if (HasWork() || world_->idle.any_fired() || (sleeps_on_ && stall_->DueMs() >= 0)) {
+        sleeps_on_ = false;
+        world_->idle.Ring();
+      }
     } else {
       // Nothing of this rank waits, so joining a peer's cycle now would not bring anybody on: no
       // collective ends without what this rank has yet to submit. The caller is likely to be back
@@ -249,7 +252,7 @@ void Engine::WaitUntil(const Condition& until, const Deadline& deadline,
 }
 
 void Engine::Background() {
-  const Interrupted never;
+  uint32_t departures_seen = 0;
   std::unique_lock<std::mutex> lock(mu_);
   while (state_ == State::kRunning) {
     if (!driving_ && HasWork()) {
@@ -272,13 +275,17 @@ void Engine::Background() {
         timeout = stall_->DueMs();
       }
     }
+    sleeps_on_ = timeout < 0;
     lock.unlock();
     const bool news = world_->idle.Sleep(timeout);
     lock.lock();
-    rung_ = false;
+    rung_ = sleeps_on_ = false;
     ++stats_.idle_wakes;
     if (state_ != State::kRunning || driving_) continue;
-    if (patrolling_ && !news && !HasWork()) continue;
+    // Whoever leaves rings but once.
+    const uint32_t departures = world_->arena->header().departures.load();
+    if (patrolling_ && !news && departures == departures_seen && !HasWork()) continue;
+    departures_seen = departures;
     DriveInBackground(&lock, [this, news] {
       if (Result departed = comm_->CheckPeers(news); !departed.ok() && !HasWork())
         Stop(departed, false);

@@ -106,8 +106,7 @@ Result Engine::Join(int rank, const std::vector<std::string>& endpoints, const s
 }
 
 Result Engine::Allocate(size_t bytes, std::shared_ptr<Memory>* out) {
-  std::lock_guard<std::mutex> lock(mu_);
-  if (world_ == nullptr)
+  if (!connected_.load())
     return Result::Fail(Code::kInvalid, "allocate() needs an engine that has connected");
   char* data = nullptr;
   SPARKVOD_TRY(world_->arena->heap()->Allocate(bytes, &data));
@@ -279,6 +278,11 @@ Result Engine::Shutdown(const Interrupted& interrupted) {
     }
   }
   want_shutdown_.store(true);
+  {
+    // Another thread may drive, and sleep.
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (state_ == State::kRunning && driving_) world_->driver.Ring();
+  }
   WaitUntil([this] { return stopped_.load(); }, Deadline::After(kShutdownSeconds), interrupted);
   if (!stopped_.load()) Abort("shut down while other ranks did not answer");
   if (background_.joinable()) background_.join();
@@ -296,7 +300,7 @@ Stats Engine::GetStats() {
       if (latencies_[c].count > 0)
         stats.latencies[NameOf(static_cast<Collective>(c))] = latencies_[c];
   }
-  if (executor_ != nullptr) stats.collectives = executor_->Counts();
+  if (connected_.load()) stats.collectives = executor_->Counts();
   return stats;
 }
 

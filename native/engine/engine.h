@@ -157,6 +157,7 @@ class Engine {
   bool patrolling_ =
       false;  // the background thread looks by itself now and then, nobody need ring it
   int64_t patrol_until_ns_ = 0;  // and does so until then
+  bool sleeps_on_ = false;       // it sleeps until it is rung: nothing was pending
   int waiters_ = 0;
   bool calls_back_ = false;  // some operations were submitted with a completion
   int64_t next_handle_ = 1;

@@ -196,11 +196,9 @@ Result Executor::AddSet(const Operation& operation) {
   set.comm = std::make_unique<Communicator>(*comm_, members.ranks);
   set.comm->Describe("adding process set " + std::to_string(members.id));
   const std::shared_ptr<Heap>& heap = world_->arena->heap();
-  char* data = nullptr;
-  SPARKVOD_TRY(heap->Allocate(set.comm->LaneBytes(), &data));
-  set.lane = std::make_unique<Memory>(heap, data, set.comm->LaneBytes());
+  SPARKVOD_TRY(heap->Allocate(set.comm->LaneBytes(), &set.lane));
   std::vector<int64_t> lanes(members.ranks.size());
-  lanes[static_cast<size_t>(members.place)] = heap->OffsetOf(data, set.comm->LaneBytes());
+  lanes[static_cast<size_t>(members.place)] = heap->OffsetOf(set.lane, set.comm->LaneBytes());
   SPARKVOD_TRY(RingAllgather(*set.comm, reinterpret_cast<char*>(lanes.data()), sizeof lanes[0]));
   set.comm->MoveIn(lanes);
   SPARKVOD_TRY(MakeBackend("builtin", set.comm.get(), config_, &set.backend));
@@ -217,7 +215,7 @@ Result Executor::RemoveSet(const Request& request) {
   std::vector<char> heard(static_cast<size_t>(set->second.comm->size()));
   set->second.comm->Describe("removing process set " + std::to_string(request.root));
   SPARKVOD_TRY(RingAllgather(*set->second.comm, heard.data(), 1));
-  set->second.backend.reset();
+  world_->arena->heap()->Free(set->second.lane);
   sets_.erase(set);
   return {};
 }

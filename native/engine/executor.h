@@ -51,11 +51,13 @@ class Executor {
     Communicator* comm = nullptr;
     Backend* backend = nullptr;
   };
-  // Of a process set that this rank is in. What it publishes passes through `lane`.
+  // Of a process set that this rank is in. What it publishes passes through `lane`, a block of the
+  // heap that only the set's removal frees: when the engine ends, others may still read there what
+  // this rank has published last, and pages that are given back would be zero.
   struct OfSet {
     std::unique_ptr<Communicator> comm;
     std::unique_ptr<Backend> backend;
-    std::unique_ptr<Memory> lane;
+    char* lane = nullptr;
   };
 
   Target TargetOf(const Request& request);

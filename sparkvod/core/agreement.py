@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkvod.core.objects import allgather_object
+from sparkvod.core.objects import allgather_object, objects_by_rank
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.errors import MismatchError
 
@@ -57,8 +57,8 @@ def agree(name: str, description: Description, process_set: ProcessSet = global_
     """
     if len(set(allgather_object(description.digest(), f"{name}.digest", process_set))) == 1:
         return
-    descriptions = allgather_object(description, f"{name}.difference", process_set)
-    found = difference(descriptions, process_set.ranks)
+    by_rank = objects_by_rank(description, f"{name}.difference", process_set)
+    found = difference(list(by_rank.values()), list(by_rank))
     raise MismatchError(f"the ranks' DistributedOptimizers differ: {found}; {_ADVICE}")
 
 

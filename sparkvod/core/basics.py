@@ -119,6 +119,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if _world is not None:
             shutdown()
         context = launch_context.current() or _environment()
+        if context.rank == 0:
+            for variable, meant in config.misspelt().items():
+                log.get("core").warning("%s was found, which is no knob; if %s is meant, correct it", variable, meant)
         _world = World(_connect(context, autotune.overrides(tuner)))
         set_current(_world.engine)
         _start_timeline(_world)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,8 +28,8 @@ class Caster(Protocol):
         """Returns the tensor in another dtype (the framework's, or a name of ``ops.DTYPES``), itself if it is in it."""
 
 
-class Compressor:
-    """Interface of a compressor; a script may bring its own subclass.
+class Compressor(ABC):
+    """Interface of a compressor; a script may bring its own subclass, which has both methods.
 
     Attributes:
         wire: name of the dtype that floating-point elements have on the wire, None when they keep their own. A
@@ -36,14 +37,14 @@ class Compressor:
     """
 
     @classmethod
+    @abstractmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
         """Returns what is sent, and what ``decompress`` needs to know."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
         """Returns what was received in the form that was given to ``compress``."""
-        raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
@@ -226,12 +227,18 @@ def check_compressor(compression: Any, lossy: bool = False) -> None:
             "works in sparkvod.torch's DistributedOptimizer and in TorchEstimator only; Compression.none, .fp16 or "
             ".bf16 was expected here"
         )
-    if not is_lossy and not all(callable(getattr(compression, method, None)) for method in ("compress", "decompress")):
+    if not is_lossy and not all(_has(compression, method) for method in ("compress", "decompress")):
         usable = ".fp16, .bf16, .topk(ratio), .powersgd(rank)" if lossy else ".fp16, .bf16"
         raise TypeError(
             f"compression={compression!r} was found, one of Compression.none, {usable}, a chain of these, or a class "
             "with compress and decompress was expected"
         )
+
+
+def _has(compression: Any, name: str) -> bool:
+    """Tells whether the method is there; a subclass of :class:`Compressor` may have left it out."""
+    method = getattr(compression, name, None)
+    return callable(method) and not getattr(method, "__isabstractmethod__", False)
 
 
 class Compressors:

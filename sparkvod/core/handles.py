@@ -106,9 +106,18 @@ def add(pending: Pending) -> int:
     return number
 
 
+def _find(handle: Any) -> Pending | None:
+    if not isinstance(handle, int):
+        raise TypeError(
+            f"a {type(handle).__name__} was found, a handle was expected: the number that one _async call returned; "
+            "the other forms return their result, which need not be waited for"
+        )
+    return _pending.get(handle)
+
+
 def poll(handle: int) -> bool:
     """Returns whether the collective has ended; True also for a handle that was already synchronised."""
-    pending = _pending.get(handle)
+    pending = _find(handle)
     return pending is None or pending.engine.poll(pending.handle)
 
 
@@ -122,10 +131,13 @@ def synchronize(handle: int, timeout: float | None = None) -> Any:
     Raises:
         CollectiveTimeoutError: it is not done within ``timeout``. It goes on, and ``handle`` may be waited for again.
         HorovodInternalError: the collective failed; the message says which ranks did what.
+        TypeError: ``handle`` or ``timeout`` is no number.
     """
-    pending = _pending.get(handle)
+    pending = _find(handle)
     if pending is None:
         return None
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout == timeout):
+        raise TypeError(f"timeout={timeout!r} was found, a number of seconds, or None for any, was expected")
     if timeout is not None and not pending.engine.poll(pending.handle):
         try:
             pending.engine.wait(pending.handle, max(timeout, 0.0))

@@ -66,7 +66,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Returns the objects of all ranks that take part, in rank order.
+    """Returns the objects of all ranks that take part, in rank order; a rank that has joined has none.
 
     Args:
         obj: anything that cloudpickle takes.
@@ -78,6 +78,11 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
             the first such rank and its error.
         HorovodInternalError: the collective failed.
     """
+    return list(objects_by_rank(obj, name, process_set).values())
+
+
+def objects_by_rank(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> dict[int, Any]:
+    """As :func:`allgather_object`, by rank of the world, in rank order, without those that have joined."""
     engine, world = basics.engine(), basics.world()
     members = ops.own_set_id(process_set, "allgather_object")
     if name is not None:
@@ -94,14 +99,15 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     memory, lengths = now("allgather_object", name, gather, members)
     view = memoryview(memory)
     at = 0
-    parts = []
-    for length in lengths:
-        parts.append(view[at : at + length])
+    parts = {}
+    for rank, length in zip(world.ranks_of(members), lengths, strict=True):
+        if length:  # a rank that has not joined sends one byte at least
+            parts[rank] = view[at : at + length]
         at += length
-    for part in parts:
+    for part in parts.values():
         if part[:1] == _FAILED:
             raise ValueError(bytes(part[1:]).decode()) from error
-    return [cloudpickle.loads(part[1:]) for part in parts]
+    return {rank: cloudpickle.loads(part[1:]) for rank, part in parts.items()}
 
 
 def check_variables(described: Sequence[tuple[Sequence[int], str]], process_set: ProcessSet) -> None:
@@ -115,17 +121,16 @@ def check_variables(described: Sequence[tuple[Sequence[int], str]], process_set:
         MismatchError: they differ; all ranks get it.
     """
     mine = [(list(shape), dtype) for shape, dtype in described]
-    by_rank = allgather_object(mine, name="broadcast.variables.alike", process_set=process_set)
-    ranks = process_set.ranks or []
-    for rank, theirs in zip(ranks, by_rank, strict=True):
-        if theirs == by_rank[0]:
+    (first, ours), *others = objects_by_rank(mine, "broadcast.variables.alike", process_set).items()
+    for rank, theirs in others:
+        if theirs == ours:
             continue
-        if len(theirs) != len(by_rank[0]):
-            what = f"rank {ranks[0]} has {len(by_rank[0])} variables, rank {rank} has {len(theirs)}"
+        if len(theirs) != len(ours):
+            what = f"rank {first} has {len(ours)} variables, rank {rank} has {len(theirs)}"
         else:
-            k = next(k for k, (one, other) in enumerate(zip(by_rank[0], theirs, strict=True)) if one != other)
-            (shape, dtype), (other_shape, other_dtype) = by_rank[0][k], theirs[k]
-            what = f"of variable {k} rank {ranks[0]} has {dtype} {shape}, rank {rank} has {other_dtype} {other_shape}"
+            k = next(k for k, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other)
+            (shape, dtype), (other_shape, other_dtype) = ours[k], theirs[k]
+            what = f"of variable {k} rank {first} has {dtype} {shape}, rank {rank} has {other_dtype} {other_shape}"
         raise MismatchError(f"the ranks' variables differ: {what}; the same model, built alike, was expected")
 
 

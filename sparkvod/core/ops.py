@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import SupportsFloat, SupportsIndex
 
 from sparkvod.core import basics
-from sparkvod.core.process_sets import ProcessSet, global_process_set
+from sparkvod.core.process_sets import ProcessSet, check_process_set, global_process_set
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
@@ -76,10 +76,12 @@ def set_id(process_set: ProcessSet) -> int:
     """Returns the engine's number of a process set.
 
     Raises:
+        TypeError: it is no process set.
         ValueError: it is not registered in this world.
     """
     if process_set is global_process_set:
         return 0
+    check_process_set(process_set)
     found = process_set.process_set_id
     if found is not None:
         return found
@@ -102,8 +104,6 @@ def own_set_id(process_set: ProcessSet, what: str) -> int:
         TypeError: it is no process set.
         ValueError: it is not registered in this world, or this rank is none of its.
     """
-    if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set={process_set!r} was found, a ProcessSet was expected; see add_process_set()")
     number = set_id(process_set)
     if number != 0 and not process_set.included():
         raise ValueError(
@@ -153,6 +153,17 @@ def check_name(name: object) -> None:
         ) from None
 
 
+def check_scales(*scales: object) -> None:
+    """Checks the factors before and after a reduction.
+
+    Raises:
+        TypeError: one is no number.
+    """
+    for what, scale in zip(("prescale_factor", "postscale_factor"), scales, strict=False):
+        if not isinstance(scale, (SupportsFloat, SupportsIndex)):
+            raise TypeError(f"{what}={scale!r} was found, a number was expected")
+
+
 def explained(error: TypeError, name: object, *scales: object) -> Exception:
     """Returns what to raise when the engine cannot take arguments: words about the one that is wrong.
 
@@ -165,11 +176,9 @@ def explained(error: TypeError, name: object, *scales: object) -> Exception:
     """
     try:
         check_name(name)
+        check_scales(*scales)
     except (TypeError, ValueError) as better:
         return better
-    for what, scale in zip(("prescale_factor", "postscale_factor"), scales, strict=False):
-        if not isinstance(scale, (SupportsFloat, SupportsIndex)):
-            return TypeError(f"{what}={scale!r} was found, a number was expected")
     return error
 
 

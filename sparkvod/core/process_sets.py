@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,12 +16,21 @@ class ProcessSet:
     Args:
         ranks_or_comm: the ranks, in any order.
 
+    Raises:
+        TypeError: they are no whole numbers.
+
     Attributes:
         ranks: the sorted ranks; None for the global set before ``init``.
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        self._ranks = sorted({int(rank) for rank in ranks_or_comm})
+        try:
+            self._ranks = sorted({operator.index(rank) for rank in ranks_or_comm})
+        except TypeError:
+            raise TypeError(
+                f"{ranks_or_comm!r} was found for the ranks of a process set, a list of whole numbers, ranks of the "
+                "world, was expected"
+            ) from None
         self._registered: tuple[int, int] | None = None  # generation of the world, id in it
 
     @property
@@ -89,6 +99,16 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 
+def check_process_set(process_set: object) -> None:
+    """Checks an argument ``process_set``.
+
+    Raises:
+        TypeError: it is no process set.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set={process_set!r} was found, a ProcessSet was expected; see add_process_set()")
+
+
 def check(process_sets: Any) -> list[ProcessSet]:
     """Returns the process sets that ``init`` is asked for.
 
@@ -97,7 +117,8 @@ def check(process_sets: Any) -> list[ProcessSet]:
     """
     if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
         return []
-    if isinstance(process_sets, str) or not all(isinstance(one, ProcessSet) for one in process_sets):
+    is_list = isinstance(process_sets, Iterable) and not isinstance(process_sets, str)
+    if not is_list or not all(isinstance(one, ProcessSet) for one in process_sets):
         raise ValueError(
             f"process_sets={process_sets!r} was found, a list of ProcessSet, 'dynamic' or None was expected"
         )
@@ -114,6 +135,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         The set, with its id.
 
     Raises:
+        TypeError: the ranks are no whole numbers.
         ValueError: it is registered, or one with these ranks is, or a rank is none of the world's.
         MismatchError: the ranks gave different sets.
     """
@@ -139,7 +161,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     Returns:
         False for the global set and for one that is not registered.
+
+    Raises:
+        TypeError: it is no process set.
+        HorovodInternalError: a rank has joined, was lost or late.
     """
+    check_process_set(process_set)
     number = process_set.process_set_id
     if not number:
         return False

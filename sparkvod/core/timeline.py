@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from types import TracebackType
@@ -10,7 +11,7 @@ from sparkvod.core import basics
 from sparkvod.observe.timeline import path_of
 
 
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Begins to write what this rank does to a file in Chrome's trace format.
 
     Every rank that shall be seen calls it; each writes a file of its own, and
@@ -23,7 +24,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     Raises:
         NotInitializedError: there is no world.
-        ValueError: a timeline runs already, or the file cannot be written.
+        TypeError: ``file_path`` is no path.
+        ValueError: it names no file, a timeline runs already, or the file cannot be written.
     """
     engine = basics.engine()
     engine.start_timeline(path_of(file_path, engine.rank), mark_cycles)
@@ -44,7 +46,10 @@ def mark(name: str, begin_ns: int, lane: str = "") -> None:
     """
     engine = basics.running_engine()
     if engine is not None and engine.timeline_on:
-        engine.mark(lane or threading.current_thread().name, name, begin_ns, time.monotonic_ns())
+        lane, name = (
+            text.encode(errors="replace").decode() for text in (lane or threading.current_thread().name, name)
+        )
+        engine.mark(lane, name, begin_ns, time.monotonic_ns())
 
 
 class timeline_span:  # noqa: N801
@@ -53,11 +58,18 @@ class timeline_span:  # noqa: N801
     Args:
         name: name of the slice, for example ``"forward"``.
         lane: name of the lane; the current thread's by default.
+
+    Raises:
+        TypeError: a name is no string.
     """
 
     __slots__ = ("_begin_ns", "_lane", "_name")
 
     def __init__(self, name: str, lane: str = "") -> None:
+        # Here, whether or not a timeline runs: at the end it would hide what the body raised.
+        for what, value in (("name", name), ("lane", lane)):
+            if not isinstance(value, str):
+                raise TypeError(f"{what}={value!r} of a timeline's slice was found, a string was expected")
         self._name, self._lane = name, lane
 
     def __enter__(self) -> timeline_span:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from sparkvod.core import basics
-from sparkvod.core.objects import allgather_object
+from sparkvod.core.objects import objects_by_rank
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.errors import MismatchError
 from sparkvod.keras import backends
@@ -86,17 +86,16 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not logs:
             logs = {}
         mine = {name: float(value) for name, value in logs.items()}
-        by_rank = allgather_object(mine, process_set=self.process_set)
-        ranks = self.process_set.ranks or []
-        for rank, theirs in zip(ranks, by_rank, strict=True):
-            if theirs.keys() != by_rank[0].keys():
+        by_rank = objects_by_rank(mine, process_set=self.process_set)
+        first, ours = next(iter(by_rank.items()))
+        for rank, theirs in by_rank.items():
+            if theirs.keys() != ours.keys():
                 raise MismatchError(
-                    f"the ranks' metrics differ: rank {ranks[0]} has {sorted(by_rank[0])}, rank {rank} has "
-                    f"{sorted(theirs)}; "
+                    f"the ranks' metrics differ: rank {first} has {sorted(ours)}, rank {rank} has {sorted(theirs)}; "
                     "the same metrics and validation data on all ranks, or none, were expected"
                 )
         for name in logs:
-            logs[name] = sum(theirs[name] for theirs in by_rank) / len(by_rank)
+            logs[name] = sum(theirs[name] for theirs in by_rank.values()) / len(by_rank)
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

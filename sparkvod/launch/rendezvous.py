@@ -44,7 +44,7 @@ _HEAD = struct.Struct("!Q32s")
 _ANSWER_SECONDS = 2.0
 # So long rank 0 waits for the others when it cannot gather, to tell them why.
 _FAREWELL_SECONDS = 0.5
-_STATUS_OK, _STATUS_ERROR = 0, 1
+_STATUS_OK, _STATUS_ERROR, _STATUS_LATE = 0, 1, 2
 
 
 class Rendezvous:
@@ -237,7 +237,7 @@ class Rendezvous:
             f"{self.timeout:g} s; start them, or raise SPARKVOD_START_TIMEOUT"
         )
         for guest in arrived.values():
-            guest.answer(_STATUS_ERROR, problem.encode(), time.monotonic() + 1)
+            guest.answer(_STATUS_LATE, problem.encode(), time.monotonic() + 1)
         raise CollectiveTimeoutError(problem)
 
     # --- the other ranks ----------------------------------------------------------------------------------------
@@ -287,8 +287,8 @@ class Rendezvous:
         reply = _receive(sock, length, deadline)
         if not hmac.compare_digest(mac, _mac(session, b"down%d" % status, reply)):
             raise EOFError("the reply was changed on its way")
-        if status != _STATUS_OK:
-            raise LaunchError(reply.decode())
+        if status != _STATUS_OK:  # what rank 0 raises
+            raise (CollectiveTimeoutError if status == _STATUS_LATE else LaunchError)(reply.decode())
         return _split(reply)
 
 

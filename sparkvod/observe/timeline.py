@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -27,8 +28,18 @@ _CYCLE = re.compile(r"cycle (\d+)\b")
 WAITING = frozenset({"synchronize"})
 
 
-def path_of(path: str, rank: int) -> str:
-    """Returns the file of one rank: ``trace.json`` becomes ``trace.rank0.json``, ``{rank}`` the rank."""
+def path_of(path: str | os.PathLike[str], rank: int) -> str:
+    """Returns the file of one rank: ``trace.json`` becomes ``trace.rank0.json``, ``{rank}`` the rank.
+
+    Raises:
+        TypeError: it is no path.
+        ValueError: it names no file.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"file_path={path!r} was found, the path of a file, as /tmp/trace.json, was expected")
+    path = os.fspath(path)
+    if not Path(path).name:
+        raise ValueError(f"file_path={path!r} was found, the path of a file, as /tmp/trace.json, was expected")
     if "{rank}" in path:
         return path.replace("{rank}", str(rank))
     whole = Path(path)
@@ -71,9 +82,12 @@ def read(path: str | Path) -> Trace:
         if body in ("", "[", "]"):
             continue
         try:
-            events.append(json.loads(body))
+            event = json.loads(body)
         except ValueError:
             break  # the line on which the writer was ended
+        if not isinstance(event, dict):
+            break  # no file of ours
+        events.append(event)
     clock = next((event["args"] for event in events if event.get("name") == "sparkvod_clock"), None)
     if clock is None:
         raise ValueError(f"{path} was found to be no timeline of a rank, one that sparkvod wrote was expected")
@@ -235,6 +249,15 @@ def _length(intervals: Iterable[Interval]) -> float:
     return sum(end - begin for begin, end in intervals) * 1e-6
 
 
+def _merged(path: str) -> dict[str, Any]:
+    """Returns a trace that was merged, or makes one of a rank's own file."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError:  # not whole, as a killed rank leaves it, or no trace at all, which the merge tells
+        found = None
+    return found if isinstance(found, dict) and "traceEvents" in found else merge([path])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: ``merge`` and ``summary``. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m sparkvod.observe.timeline", description="Timelines of ranks.")
@@ -243,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merging.add_argument("files", nargs="+", help="one file for each rank")
     merging.add_argument("-o", "--output", required=True, help="the trace to write")
     summary = commands.add_parser("summary", help="print how much communication was hidden behind computation")
-    summary.add_argument("file", help="a merged trace")
+    summary.add_argument("file", help="a merged trace, or one rank's file")
     chosen = parser.parse_args(arguments)
     try:
         if chosen.command == "merge":
@@ -253,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if lost:
                 sys.stderr.write(f"slices that were dropped because the writer was behind, by rank: {lost}\n")
         else:
-            for rank, h in hidden(json.loads(Path(chosen.file).read_text(encoding="utf-8"))).items():
+            for rank, h in hidden(_merged(chosen.file)).items():
                 sys.stdout.write(
                     f"rank {rank}: communication {h.communication:.3f} s, computation {h.computation:.3f} s, "
                     f"hidden {100 * h.share:.0f} %\n"

@@ -88,6 +88,7 @@ def allreduce(
     values: Sequence[Any], name: str, op: int, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0
 ) -> list[Any]:
     """Returns the reduced tensors, one unit."""
+    ops.check_scales(prescale, postscale)
     scales = {"prescale": _bits(prescale), "postscale": _bits(postscale)}
     return _called("allreduce", values, tensor_name=name, reduce_op=op, **scales, **_among(process_set))
 
@@ -107,6 +108,7 @@ def reducescatter(
     values: Sequence[Any], name: str, op: int, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0
 ) -> list[Any]:
     """Returns this rank's rows of the reduced tensors, one unit."""
+    ops.check_scales(prescale, postscale)
     scales = {"prescale": _bits(prescale), "postscale": _bits(postscale)}
     results = _called("reducescatter", values, tensor_name=name, reduce_op=op, **scales, **_among(process_set))
     return [_by_rows(result, value) for result, value in zip(results, values, strict=True)]

@@ -9,13 +9,17 @@ from typing import Any, SupportsIndex
 
 import torch
 
-from sparkvod._native import Memory
+from sparkvod._native import Exchange, Memory
 from sparkvod.core import basics, ops
 
 DTYPE_CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for name, code in ops.CODES.items() if hasattr(torch, name)
 }
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+# Other subclasses may hold their elements elsewhere.
+_table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+exchange = None if _table is None else Exchange(_table, [torch.Tensor, torch.nn.Parameter], "is_neg")
 
 
 def dtype_code(dtype: torch.dtype, what: str = "the tensor") -> int:
@@ -48,6 +52,8 @@ def host(tensor: torch.Tensor) -> torch.Tensor:
         )
     if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor
+    if tensor.is_meta:
+        raise ValueError("a tensor on the device meta was found, one with values was expected; give it memory first")
     return tensor.detach().cpu().contiguous()
 
 

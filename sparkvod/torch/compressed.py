@@ -92,7 +92,7 @@ class CompressedGradients(KeepsNothing):
         for index, (pending, context) in started.items():
             try:
                 reduced = self._reduction.compression.decompress(pending.wait(), context)
-            except BaseException as e:
+            except BaseException as e:  # raised below, when all have ended; of several the first tells the cause
                 error = error or e
                 continue
             gradient = self._parameters[index].grad

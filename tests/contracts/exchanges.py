@@ -146,6 +146,8 @@ def _check_the_rest(front: Any, mine: Any, left: np.ndarray, divisor: int, step:
     np.testing.assert_allclose(front.values(hvd.allreduce(same, op=hvd.Adasum)), [1.0, 2.0], rtol=1e-6)
     assert front.values(hvd.allreduce(mine, op=hvd.Max, prescale_factor=-1.0))[0] == -(step + 1)
     assert front.values(hvd.allreduce(front.tensor(np.zeros(0), "float32"))).shape == (0,)
+    assert hvd.allgather_object({"of": rank}) == [{"of": r} for r in range(step, n)]
+    assert hvd.broadcast_object(rank, n - 1) == n - 1
 
 
 def check_join(front: Any) -> None:

@@ -40,12 +40,15 @@ class FrontEnd(ABC):
         module: name of its module.
         in_place: whether it has operations in place.
         handles: whether it has operations that return handles.
+        forks: whether its calls end in a forked process: not where threads of the framework run them, which that
+            process does not have.
         shapes: the shapes in which every dtype is reduced.
     """
 
     module: str
     in_place = True
     handles = True
+    forks = True
     shapes = SHAPES
 
     @property
@@ -253,7 +256,7 @@ def check_nothing(front: FrontEnd) -> None:
 
 def check_fork(front: FrontEnd) -> None:
     """A process that is forked from a rank may read the ranks, and is told why it may do no more."""
-    if not front.handles:  # runs in threads of the framework, which a forked process does not have
+    if not front.forks:
         return
     hvd = front.hvd
     tensor = front.tensor([1.0], "float32")
@@ -459,6 +462,10 @@ def check_bad_arguments(front: FrontEnd) -> None:
             hvd.broadcast(tensor, root)
     with pytest.raises(ValueError, match=r"process_set.*add_process_set"):
         hvd.allgather(tensor, process_set=hvd.ProcessSet([hvd.size() + 1]))
+    with pytest.raises(TypeError, match=r"process_set=\[0\] was found, a ProcessSet was expected"):
+        hvd.broadcast(tensor, 0, process_set=[0])
+    with pytest.raises(TypeError, match="postscale_factor='2' was found, a number was expected"):
+        hvd.allreduce(tensor, postscale_factor="2")
     everybody = hvd.ProcessSet(range(hvd.size()))
     np.testing.assert_array_equal(front.values(hvd.allreduce(tensor, process_set=everybody)), [1.0])
     with pytest.raises(ValueError, match=r"allreduce \(average\).*dtype bool; it can be done for uint8, int8"):

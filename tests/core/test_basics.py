@@ -82,6 +82,16 @@ def test_a_start_that_fails_leaves_nothing_behind() -> None:
     basics.shutdown()
 
 
+def test_a_misspelt_knob_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("SPARKVOD_COLECTIVE_TIMEOUT", "1")
+    with caplog.at_level("WARNING", logger="sparkvod"):
+        basics.init()
+    basics.shutdown()
+    assert caplog.messages == [
+        "SPARKVOD_COLECTIVE_TIMEOUT was found, which is no knob; if SPARKVOD_COLLECTIVE_TIMEOUT is meant, correct it"
+    ]
+
+
 def test_the_end_of_a_launched_function_ends_the_world() -> None:
     with use(WorldContext(0, 1, lambda data: [data])):
         basics.init()

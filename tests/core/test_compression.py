@@ -98,6 +98,14 @@ def test_chains() -> None:
             chain(*wrong)
 
 
+class Half(Compressor):
+    """One that its author forgot to finish."""
+
+    @classmethod
+    def compress(cls, tensor: Any) -> Any:
+        return tensor, None
+
+
 def test_bad_values() -> None:
     for ratio, error in ((0, ValueError), (2, ValueError), (-0.1, ValueError), ("1", TypeError), (True, TypeError)):
         with pytest.raises(error, match=rf"ratio={ratio!r} was found, a number above 0 and at most 1"):
@@ -109,7 +117,7 @@ def test_bad_values() -> None:
             Compressors.powersgd(rank)
     with pytest.raises(ValueError, match="start_step=-1"):
         Compressors.powersgd(1, start_step=-1)
-    for wrong in (5, None, "fp16", TopK, object()):
+    for wrong in (5, None, "fp16", TopK, object(), Compressor, Half):
         with pytest.raises(TypeError, match=r"compression=.* was found, one of Compression\.none.*topk"):
             check_compressor(wrong, lossy=True)
         with pytest.raises(TypeError, match=r"one of Compression\.none, \.fp16, \.bf16, a chain of these"):

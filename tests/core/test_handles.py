@@ -97,3 +97,12 @@ def test_what_a_dropped_owner_has_left_keeps_its_memory_until_it_has_ended() -> 
     handles.abandon(Pending(engine, 4, None, None))
     assert engine.released == [3, 4]
     assert memory() is None
+
+
+def test_how_long_to_wait_is_a_number() -> None:
+    engine: Any = Interrupted()
+    handle = handles.add(Pending(engine, 1, None, None))
+    for wrong in ("1", float("nan"), [1]):
+        with pytest.raises(TypeError, match="timeout=.* was found, a number of seconds, or None"):
+            handles.synchronize(handle, timeout=wrong)
+    del handles._pending[handle]

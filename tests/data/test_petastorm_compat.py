@@ -217,7 +217,7 @@ def test_lists_of_fixed_size_are_not_left_out(tmp_path: Path) -> None:
 
 def test_torch_loader(plain: str) -> None:
     petastorm = petastorm_compat.require()
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     from petastorm.pytorch import BatchedDataLoader
 
     threads = threading.active_count()

@@ -24,6 +24,19 @@ class Here:
         return 1
 
 
+class Never(Here):
+    """Must not be reached; says that it has so many ranks."""
+
+    def __init__(self, ranks: int = 2) -> None:
+        self.ranks = ranks
+
+    def run(self, *args: Any, **kwargs: Any) -> list[Any]:
+        raise AssertionError("training was started")
+
+    def num_processes(self) -> int:
+        return self.ranks
+
+
 def write(folder: Path, validation: bool = False, row_group_size: int = 50, **columns: np.ndarray) -> FilesystemStore:
     """Returns a store whose training data (and validation data, if asked for) are these columns."""
     store = Store.create(str(folder))

@@ -14,7 +14,7 @@ import pytest
 
 from sparkvod.errors import DataError
 from sparkvod.estimators import TorchEstimator, base
-from tests.estimators.backends import Here, write
+from tests.estimators.backends import Here, Never, write
 
 torch = pytest.importorskip("torch", reason="the estimator here is PyTorch's")
 
@@ -22,18 +22,11 @@ ROWS = 20
 COLUMNS = {"x": np.ones((ROWS, 2), "float32"), "y": np.ones(ROWS), "w": np.ones(ROWS)}
 
 
-class Never(Here):
-    """A backend that must not be reached."""
-
-    def run(self, *args: Any, **kwargs: Any) -> list[Any]:
-        raise AssertionError("training was started")
-
-
 def make(store: Any, **params: Any) -> TorchEstimator:
     model = torch.nn.Linear(2, 1)
     defaults = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loss": torch.nn.MSELoss()}
     columns = {"feature_cols": ["x"], "label_cols": ["y"]}
-    return TorchEstimator(**{**defaults, **columns, "store": store, "verbose": 0, "backend": Never(), **params})
+    return TorchEstimator(**{**defaults, **columns, "store": store, "verbose": 0, "backend": Never(1), **params})
 
 
 @pytest.mark.parametrize(

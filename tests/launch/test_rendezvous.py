@@ -125,6 +125,7 @@ def test_missing_ranks_are_named_to_everybody() -> None:
     world = ranks(4, timeout=0.7)
     outcomes = together([lambda r=r: world[r](b"") for r in (0, 2)])
     assert all("ranks 1,3 of 4 had not come" in str(e) for e in outcomes), outcomes
+    assert [type(e) for e in outcomes] == [CollectiveTimeoutError] * 2
 
 
 def test_two_processes_with_one_rank_end_the_wait_at_once() -> None:

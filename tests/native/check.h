@@ -5,6 +5,7 @@
 // any thread.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <iostream>
 #include <mutex>
@@ -20,11 +21,12 @@ struct Case {
   std::function<void()> body;
 };
 
-// What the runner knows: the registered cases, whether `--full` was asked for, and the current
-// case's failures.
+// What the runner knows: the registered cases, whether `--full` was asked for, what begins chance,
+// and the current case's failures.
 struct State {
   std::vector<Case> cases;
   bool full = false;
+  uint64_t seed = 0;
   std::mutex mu;
   int failures = 0;
 
@@ -42,6 +44,9 @@ struct Register {
 
 // True when the whole cross product is asked for, not a representative part.
 inline bool Full() { return State::Get().full; }
+
+// What tests that try this and that begin with: another number in each run, or `--seed=NUMBER`.
+inline uint64_t Seed() { return State::Get().seed; }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;

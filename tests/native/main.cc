@@ -1,7 +1,11 @@
-// Runs the registered tests: sparkvod_tests [--full] [--list] [substring of the names to run].
+// Runs the registered tests: sparkvod_tests [--full] [--list] [--seed=NUMBER] [substring of the
+// names to run].
+#include <sys/resource.h>
+
 #include <chrono>
 #include <cstring>
 #include <iostream>
+#include <random>
 #include <string>
 #include <thread>
 
@@ -13,9 +17,27 @@
 extern "C" const char* __asan_default_options() { return "quarantine_size_mb=16"; }
 #endif
 
+namespace {
+
+// Processor time of this process and of the ranks that were processes: what a case costs however
+// busy the machine is.
+int64_t ProcessorMs() {
+  int64_t ms = 0;
+  for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+    rusage used{};
+    ::getrusage(who, &used);
+    for (const timeval& time : {used.ru_utime, used.ru_stime})
+      ms += int64_t{time.tv_sec} * 1000 + time.tv_usec / 1000;
+  }
+  return ms;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using Clock = std::chrono::steady_clock;
   auto& state = sparkvod::check::State::Get();
+  state.seed = std::random_device()();
   std::string filter;
   bool list = false;
   for (int i = 1; i < argc; ++i) {
@@ -23,6 +45,8 @@ int main(int argc, char** argv) {
       state.full = true;
     } else if (std::strcmp(argv[i], "--list") == 0) {
       list = true;
+    } else if (std::strncmp(argv[i], "--seed=", 7) == 0) {
+      state.seed = std::stoull(argv[i] + 7);
     } else {
       filter = argv[i];
     }
@@ -44,12 +68,13 @@ int main(int argc, char** argv) {
     }
     state.failures = 0;
     const auto start = Clock::now();
+    const int64_t used = ProcessorMs();
     test.body();
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
     const bool good = state.failures == 0;
     ++(good ? passed : failed);
-    std::cout << (good ? "ok    " : "FAILED ") << test.name << " (" << ms.count() << " ms)"
-              << std::endl;
+    std::cout << (good ? "ok    " : "FAILED ") << test.name << " (" << ms.count() << " ms, "
+              << ProcessorMs() - used << " ms of processors)" << std::endl;
   }
   if (list) return 0;
   std::cout << passed << " passed, " << failed << " failed" << std::endl;

@@ -12,8 +12,9 @@ Config TestConfig() {
   Config config;
   config.log_level = "error";
   config.address = "127.0.0.1";
-  config.start_timeout = 30;
-  config.collective_timeout = 30;
+  // What hangs is given up a good deal before the whole world is.
+  config.start_timeout = Patience() / 2;
+  config.collective_timeout = Patience() / 2;
   config.staging_bytes = 256 << 10;
   config.arena_bytes = 64 << 20;
   return config;

@@ -38,6 +38,10 @@ def test_each_rank_has_its_file() -> None:
     assert timeline.path_of("/x/trace.json", 3) == "/x/trace.rank3.json"
     assert timeline.path_of("/x/trace", 0) == "/x/trace.rank0.json"
     assert timeline.path_of("/x/{rank}/t.json", 12) == "/x/12/t.json"
+    assert timeline.path_of(Path("/x/trace.json"), 1) == "/x/trace.rank1.json"
+    for wrong, error in ((None, TypeError), (5, TypeError), ("", ValueError), ("/", ValueError)):
+        with pytest.raises(error, match=f"file_path={wrong!r} was found, the path of a file"):
+            timeline.path_of(wrong, 0)
 
 
 def test_ranks_of_one_host_share_the_monotonic_clock(tmp_path: Path) -> None:
@@ -116,3 +120,14 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "rank 1: communication 0.000 s, computation 0.000 s, hidden 0 %" in capsys.readouterr().out
     assert timeline.main(["merge", str(tmp_path / "none.json"), "-o", str(out)]) == 1
     assert "none.json" in capsys.readouterr().err
+
+
+def test_one_ranks_file_is_summed_up_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for cut in (0, 60):
+        path = write(tmp_path, 1, [("engine", "a", 0, 3e6), ("thread", "b", 0, 1e6)], cut=cut)
+        assert timeline.main(["summary", str(path)]) == 0
+        assert capsys.readouterr().out == "rank 1: communication 3.000 s, computation 1.000 s, hidden 33 %\n"
+    for text in ("no JSON", "[]", "{}", "7"):
+        (tmp_path / "other").write_text(text)
+        assert timeline.main(["summary", str(tmp_path / "other")]) == 1
+        assert "no timeline of a rank, one that sparkvod wrote was expected" in capsys.readouterr().err

@@ -36,3 +36,20 @@ def test_a_step_is_drawn(tmp_path: Path) -> None:
     assert sum(title.startswith("allreduce 1") for title in titles) == 2
     assert sum(title.startswith("reduce") for title in titles) == 2
     assert not any(title.startswith(("allreduce 0", "allreduce 2")) for title in titles)
+
+
+def test_what_cannot_be_drawn_is_told(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    for text, step, words in (
+        (json.dumps({"traceEvents": [event("step", "thread", 0, 2, 0, 1)]}), "1", "1 steps of a DistributedOptimizer"),
+        (json.dumps({"traceEvents": [event("step", "thread", 0, 2, 0, 1)]}), "-1", "for --step -1"),
+        (json.dumps({"traceEvents": []}), "0", "no slices were found"),
+        ("[]", "0", "no merged trace, one that python -m sparkvod.observe.timeline merge wrote"),
+        ("{", "0", "no merged trace"),
+    ):
+        trace.write_text(text)
+        command = [sys.executable, str(ROOT / "tools" / "timeline_svg.py"), str(trace), "-o", str(tmp_path / "x.svg")]
+        done = subprocess.run([*command, "--step", step], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr

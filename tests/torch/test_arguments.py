@@ -59,6 +59,22 @@ def check_factors_roots_and_groups() -> None:
     hvd.broadcast_parameters({1: x, "a": x.clone()}, 0)
 
 
+def check_tensors_without_values_and_what_is_no_handle() -> None:
+    import sparkvod.torch as hvd
+
+    with pytest.raises(ValueError, match="a tensor on the device meta was found, one with values was expected"):
+        hvd.allreduce(torch.empty(3, device="meta"))
+    for wrong in (None, "1", [1], torch.ones(1)):
+        with pytest.raises(TypeError, match=f"a {type(wrong).__name__} was found, a handle was expected"):
+            hvd.synchronize(wrong)
+        with pytest.raises(TypeError, match="the number that one _async call returned"):
+            hvd.poll(wrong)
+    handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum)
+    assert hvd.synchronize(handle).item() == hvd.size()
+    assert hvd.synchronize(handle) is None
+    assert hvd.poll(handle)
+
+
 def check_empty() -> None:
     import sparkvod.torch as hvd
 

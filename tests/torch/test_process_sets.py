@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="the PyTorch front end needs torch")
 import torch
 from torch import nn
 
+from sparkvod.core import process_sets
 from sparkvod.errors import MismatchError
 from tests.contracts.worlds import Suite
 from tests.torch.models import assert_equal, data, loss_of, mlp
@@ -79,8 +80,21 @@ def check_what_is_no_set() -> None:
     plain = torch.optim.SGD(mlp().parameters(), lr=0.1)
     with pytest.raises(ValueError, match="add_process_set"):
         hvd.DistributedOptimizer(plain, process_set=hvd.ProcessSet([0, 7]))
-    with pytest.raises(TypeError, match=r"process_set=\[0\] was found, a ProcessSet"):
-        hvd.DistributedOptimizer(plain, process_set=[0])
+    for call in (
+        lambda wrong: hvd.DistributedOptimizer(plain, process_set=wrong),
+        lambda wrong: hvd.allreduce(torch.ones(1), process_set=wrong),
+        lambda wrong: hvd.alltoall_async(torch.ones(1), process_set=wrong),
+        lambda wrong: hvd.remove_process_set(wrong),
+    ):
+        for wrong, said in (([0], r"\[0\]"), (0, "0"), ("0", "'0'"), (None, "None")):
+            with pytest.raises(TypeError, match=f"process_set={said} was found, a ProcessSet"):
+                call(wrong)
+    for wrong in (5, "01", [0], [None]):
+        with pytest.raises(ValueError, match="process_sets=.* was found, a list of ProcessSet, 'dynamic' or None"):
+            process_sets.check(wrong)
+    for wrong in (5, "01", [0.5], None, [None]):
+        with pytest.raises(TypeError, match="was found for the ranks of a process set, a list of whole numbers"):
+            hvd.add_process_set(wrong)
     foreign = pickle.loads(pickle.dumps(THE_SET))
     assert foreign.process_set_id == THE_SET.process_set_id
     if foreign.process_set_id:

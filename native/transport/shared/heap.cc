@@ -57,6 +57,13 @@ bool Heap::Take(size_t need, size_t align, size_t* start) {
 }
 
 Result Heap::Allocate(size_t bytes, char** out, bool zero) {
+  const auto no_room = [&] {
+    return Result::Fail(Code::kSystem, "no room for " + std::to_string(bytes) +
+                                           " bytes of engine memory in an arena of " +
+                                           std::to_string(geometry_.heap_bytes) +
+                                           " bytes; raise SPARKVOD_ARENA_BYTES");
+  };
+  if (bytes > geometry_.heap_bytes) return no_room();  // and sums below may overflow
   const size_t need =
       (bytes + kCacheLine - 1) / kCacheLine * kCacheLine + (bytes == 0 ? kCacheLine : 0);
   // Whole pages for large blocks, so that freeing them can return their pages.
@@ -76,11 +83,7 @@ Result Heap::Allocate(size_t bytes, char** out, bool zero) {
       for (const auto& [block, held] : kept_) Return(block, held);
       kept_.clear();
       kept_bytes_ = 0;
-      if (!Take(need, align, &start))
-        return Result::Fail(Code::kSystem, "no room for " + std::to_string(bytes) +
-                                               " bytes of engine memory in an arena of " +
-                                               std::to_string(geometry_.heap_bytes) +
-                                               " bytes; raise SPARKVOD_ARENA_BYTES");
+      if (!Take(need, align, &start)) return no_room();
     }
     used_[start] = size;
     dirty = start < touched_;

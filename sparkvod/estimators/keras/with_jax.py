@@ -15,6 +15,9 @@ from sparkvod.errors import DataError
 from sparkvod.estimators.keras import steps
 from sparkvod.estimators.keras.loop import Loop
 from sparkvod.estimators.keras.model_io import Feed
+from sparkvod.estimators.keras.no_generator import random_state, set_random_state
+
+__all__ = ["Steps", "compiled", "random_state", "set_random_state", "use_threads"]
 
 #: Numbers of rows that predictions are compiled for: fewer rows are filled up to the next of them.
 _PREDICTED = (16, steps.ROWS)
@@ -23,15 +26,6 @@ _PREDICTED = (16, steps.ROWS)
 def use_threads(number: int) -> None:
     """Sets the threads of a computation; JAX takes this only before its first computation in a process."""
     config.set_environment({"NPROC": str(number)})
-
-
-def random_state() -> Any:
-    """Returns nothing: on JAX all of Keras draws from generators that are variables."""
-    return None
-
-
-def set_random_state(state: Any) -> None:
-    """Takes what :func:`random_state` returned."""
 
 
 class Steps(steps.Steps):

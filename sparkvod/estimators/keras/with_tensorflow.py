@@ -13,6 +13,9 @@ from sparkvod.estimators.columns import numpy_dtype
 from sparkvod.estimators.keras import steps
 from sparkvod.estimators.keras.loop import Loop
 from sparkvod.estimators.keras.model_io import Feed
+from sparkvod.estimators.keras.no_generator import random_state, set_random_state
+
+__all__ = ["Steps", "compiled", "random_state", "set_random_state", "use_threads"]
 
 _LOG = log.get("estimators")
 
@@ -25,15 +28,6 @@ def use_threads(number: int) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(number)
     except RuntimeError as error:
         _LOG.debug("TensorFlow keeps its number of threads: %s", error)
-
-
-def random_state() -> Any:
-    """Returns nothing: on TensorFlow all of Keras draws from generators that are variables."""
-    return None
-
-
-def set_random_state(state: Any) -> None:
-    """Takes what :func:`random_state` returned."""
 
 
 class Steps(steps.Steps):

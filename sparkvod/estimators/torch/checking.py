@@ -113,9 +113,9 @@ def _label(
         label = Label(column.name, tail, kind)
         try:
             _try(term, label, output, column)
-        except Exception as error:
+        except Exception as error:  # a user's own loss raises anything
             if number + 1 < len(kinds):
-                continue
+                continue  # it may take the other kind of numbers, and if not, its words for that are told
             raise _unfit(
                 column, output, shape, term, f"the loss failed on them ({type(error).__name__}: {error})"
             ) from error

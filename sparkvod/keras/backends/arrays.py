@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from sparkvod._native import Memory
+from sparkvod._native import Exchange, Memory
 from sparkvod.core import ops
+
+exchange: Exchange | None = None
 
 
 def host(tensor: np.ndarray) -> np.ndarray:

@@ -14,7 +14,6 @@ from sparkvod.core.names import now
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.keras.backends import arrays
 from sparkvod.keras.backends.jax_calls import check_differentiable, exchanged, grad_name, tensor_of, with_gradient
-from sparkvod.keras.backends.jax_compression import Compression
 
 
 def reduced(
@@ -44,18 +43,18 @@ def compressed(tensors: Sequence[Any], compression: Any, call: Callable[[list[An
 
 def grouped_allreduce(
     tensors: Sequence[Any],
-    name: str | None = None,
+    *,
+    op: int | None,
+    name: str | None,
+    compression: Any,
+    process_set: ProcessSet,
     average: bool | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    op: int | None = None,
-    compression: Any = Compression.none,
-    process_set: ProcessSet = global_process_set,
+    **scales: float,
 ) -> list[Any]:
-    """Returns the tensors reduced over the ranks, as one unit."""
+    """Returns the tensors reduced over the ranks, as one unit; ``sparkvod.keras.collectives`` has the defaults."""
     code, members = ops.allreduce_op(op, average), ops.set_id(process_set)
-    scales = prescale_factor, postscale_factor
-    return compressed(tensors, compression, lambda sent: reduced(sent, name, code, *scales, members))
+    factors = scales["prescale_factor"], scales["postscale_factor"]
+    return compressed(tensors, compression, lambda sent: reduced(sent, name, code, *factors, members))
 
 
 def allreduce(value: Any, **arguments: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from sparkvod.core.compression import TopK
 from sparkvod.errors import DataError
-from tests.estimators.backends import write
+from tests.estimators.backends import Never, write
 
 keras = pytest.importorskip("keras", reason="the Keras estimator needs keras")
 pytest.importorskip(keras.backend.backend(), reason="Keras needs its backend")
@@ -22,16 +22,6 @@ from sparkvod.estimators import KerasEstimator  # noqa: E402
 from sparkvod.keras.callbacks import BestModelCheckpoint  # noqa: E402
 
 layers = keras.layers
-
-
-class Never:
-    """A backend that must not be reached."""
-
-    def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
-        raise AssertionError("training was started")
-
-    def num_processes(self) -> int:
-        return 2
 
 
 @pytest.fixture(scope="module")

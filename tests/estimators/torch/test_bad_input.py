@@ -11,19 +11,10 @@ import pytest
 from sparkvod.errors import DataError, LaunchError, StoreError
 from sparkvod.estimators import TorchEstimator, TorchModel
 from tests.contracts.estimator import FEATURES, frame
+from tests.estimators.backends import Never
 
 torch = pytest.importorskip("torch", reason="the PyTorch estimator needs torch")
 nn = torch.nn
-
-
-class Never:
-    """A backend that must not be reached."""
-
-    def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
-        raise AssertionError("training was started")
-
-    def num_processes(self) -> int:
-        return 2
 
 
 @pytest.fixture(scope="module")

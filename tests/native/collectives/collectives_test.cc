@@ -17,6 +17,7 @@
 #include "native/collectives/ring.h"
 #include "native/collectives/tree.h"
 #include "tests/native/check.h"
+#include "tests/native/terms.h"
 #include "tests/native/transport/worlds.h"
 
 namespace sparkvod {
@@ -25,6 +26,8 @@ namespace {
 using check::Board;
 using check::ConfigOf;
 using check::ForEachTransport;
+using check::Term;
+using check::Terms;
 using check::Transport;
 
 const std::vector<int> kWorldSizes = {1, 2, 3, 5, 8};
@@ -37,17 +40,6 @@ void OnEveryWorld(const std::function<void(Communicator&, Board&)>& body) {
       body(comm, board);
     });
   }
-}
-
-// What rank r contributes at i, small enough that sums of any order are exact.
-float Term(int rank, size_t i) {
-  return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 101);
-}
-
-std::vector<float> Terms(int rank, size_t count) {
-  std::vector<float> terms(count);
-  for (size_t i = 0; i < count; ++i) terms[i] = Term(rank, i);
-  return terms;
 }
 
 std::vector<float> Sums(int size, size_t count, double scale = 1) {

@@ -53,6 +53,7 @@ TEST(CallbacksComeOnceAndMaySubmit) {
 TEST(CallbacksComeWhenTheEngineEnds) {
   WorldOptions options;
   options.shutdown = false;
+  std::atomic<int> there{0};
   RunWorld(
       kInproc, 2,
       [&](Engine& engine, int rank) {
@@ -65,7 +66,9 @@ TEST(CallbacksComeWhenTheEngineEnds) {
                                                    ++ended;
                                                  });
           EXPECT_EQ(submitted.Report(), "ok");
+          ++there;
         }
+        EXPECT(Within10Seconds(there, 1));  // a rank that shuts down earlier ends both engines
         EXPECT(engine.Shutdown().ok());
         EXPECT_EQ(ended.load(), rank == 0 ? 1 : 0);
         EXPECT(!engine

@@ -116,6 +116,23 @@ TEST(AConnectThatFailedLeavesTheEngineListening) {
   EXPECT(one.engine->Shutdown().ok());
 }
 
+// Another thread may ask for memory and numbers at any moment, and is refused the memory until
+// then.
+TEST(AnEngineIsAskedWhileItConnects) {
+  for (int turn = 0; turn < 10; ++turn) {
+    Listening one("auto"), other("auto");
+    const std::vector<std::string> endpoints{one.endpoint, other.endpoint};
+    Connecting first(one.engine.get(), 0, endpoints), second(other.engine.get(), 1, endpoints);
+    std::shared_ptr<Memory> memory;
+    const Deadline deadline = Deadline::After(20);
+    while (!one.engine->Allocate(64, &memory).ok() && !deadline.Passed())
+      EXPECT_EQ(one.engine->GetStats().in_flight, uint64_t{0});
+    EXPECT(memory != nullptr);
+    EXPECT(first.EndedBy([] {}).ok());
+    EXPECT(second.EndedBy([] {}).ok());
+  }
+}
+
 // At whatever moment the abort comes, it ends the connect or the world that it made, on both ranks.
 TEST(AnAbortAtAnyMomentOfAConnect) {
   const Holdings holdings;

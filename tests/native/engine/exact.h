@@ -42,6 +42,14 @@ inline bool LeftOut(DType dtype, size_t count) {
 enum class Place { kInPlace, kApart, kEngine };
 constexpr Place kPlaces[] = {Place::kInPlace, Place::kApart, Place::kEngine};
 
+// Whether a place is left out: a sanitizer goes through one of them for each size, dtype and
+// operation, so that every size with every dtype, and every dtype with every operation, meets all
+// of them.
+inline bool OtherPlace(DType dtype, ReduceOp op, size_t count, Place place) {
+  const size_t turn = static_cast<size_t>(dtype) + static_cast<size_t>(op) + count;
+  return kSanitized && static_cast<size_t>(place) != turn % 3;
+}
+
 // One allreduce of one rank, checked.
 void CheckAllreduce(Engine& engine, DType dtype, size_t count, Place place, ReduceOp op);
 

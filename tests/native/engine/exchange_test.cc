@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/native/terms.h"
 #include "tests/native/world.h"
 
 namespace sparkvod {
@@ -24,10 +25,6 @@ Result RunFor(Engine& engine, const Request& request, const std::vector<Part>& p
   const Result result = End(engine, handle);
   *outputs = operation->outputs;
   return result;
-}
-
-float Term(int rank, size_t i) {
-  return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 101);
 }
 
 // One reducescatter of [rows, width] floats, checked.
@@ -324,6 +321,7 @@ TEST(MoreElementsThan31BitsCount) {
   for (const Kind& kind : {kInproc, kTcp}) {
     WorldOptions options;
     options.config.arena_bytes = int64_t{6} << 30;
+    options.config.staging_bytes = 4 << 20;  // a few hundred pieces, not thousands
     RunWorld(
         kind, 2,
         [](Engine& engine, int rank) {

@@ -103,6 +103,13 @@ TEST(MistakesOfTheCallerAreRefusedAtOnce) {
       EXPECT(refused.code() == Code::kInvalid);
       EXPECT_CONTAINS(refused.Report(), "'l' is allgather of float32 [");
     }
+    // What is rounded up must not begin again at 0.
+    for (const size_t bytes : {SIZE_MAX, SIZE_MAX - 100, SIZE_MAX / 2}) {
+      std::shared_ptr<Memory> memory;
+      const Result refused = engine.Allocate(bytes, &memory);
+      EXPECT(refused.code() == Code::kSystem);
+      EXPECT_CONTAINS(refused.Report(), "no room for " + std::to_string(bytes) + " bytes");
+    }
     EXPECT(engine.Wait(12345).code() == Code::kInvalid);
     engine.Release(12345);
     std::string endpoint;

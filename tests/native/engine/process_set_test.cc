@@ -1,6 +1,7 @@
 // Collectives among some of the ranks: overlapping sets, several in flight, added and removed.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,14 @@ bool In(const std::vector<int64_t>& ranks, int rank) {
 Request Of(int32_t set, Request request) {
   request.process_set = set;
   return request;
+}
+
+// Behind which page's first line a row of such numbers lies, or null.
+const char* FindIn(const char* memory, size_t bytes, float number) {
+  const std::vector<float> row(8, number);
+  for (const char* at = memory + kCacheLine; at < memory + bytes; at += kPage)
+    if (std::memcmp(at, row.data(), row.size() * sizeof number) == 0) return at;
+  return nullptr;
 }
 
 // Every collective once, of a set that this rank is in.
@@ -105,7 +114,7 @@ void CheckSet(Engine& engine, int32_t set, const std::vector<int64_t>& ranks, in
                                          {{DType::kFloat32, {rows}}})),
                        {{given.data(), nullptr, given.size()}}, false, &handle)
                .ok());
-    EXPECT(engine.Find(handle, &operation).ok());
+    if (!engine.Find(handle, &operation).ok()) return Fail(__FILE__, __LINE__, "no handle");
     EXPECT_EQ(End(engine, handle).Report(), "ok");
     if (operation->outputs.size() != 1) return Fail(__FILE__, __LINE__, "no output");
     EXPECT_EQ(operation->outputs[0].rows.size(), size);
@@ -250,6 +259,40 @@ TEST(ProcessSetsComeAndGo) {
       EXPECT_EQ(Remove(engine, id).Report(), "ok");
     }
   });
+}
+
+// Whoever is late reads there what a rank published last before it left.
+TEST(WhatASetPublishedLastStaysWhenARankHasLeft) {
+  WorldOptions options;
+  options.config.arena_bytes = 256 << 20;
+  options.config.staging_bytes = 16 << 20;  // more in all than a heap keeps of what was freed
+  options.shutdown = false;
+  std::shared_ptr<Memory> first;
+  const char* begin = nullptr;
+  RunWorld(
+      kInproc, 4,
+      [&](Engine& engine, int rank) {
+        if (rank == 0) EXPECT(engine.Allocate(2 << 20, &first).ok());
+        std::vector<float> data(1000, 1234.5f);
+        const std::vector<std::vector<int64_t>> sets = {{0, 2},    {0, 3}, {0, 1, 2},
+                                                        {0, 1, 3}, {0},    {0, 1}};
+        for (const auto& ranks : sets) {
+          int32_t id = 0;
+          EXPECT_EQ(Add(engine, ranks, &id).Report(), "ok");
+          if (ranks != sets.back() || rank > 1) continue;
+          const Request sum = Of(id, AllreduceOf("x", DType::kFloat32, {1000}));
+          EXPECT_EQ(Run(engine, sum, {{data.data(), data.data(), data.size()}}).Report(), "ok");
+        }
+        if (rank == 0) begin = FindIn(first->data(), 128 << 20, 1234.5f);
+        EXPECT_EQ(engine.Shutdown().Report(), "ok");
+      },
+      options);
+  // The engines are gone.
+  EXPECT(begin != nullptr);
+  if (begin == nullptr) return;
+  float found = 0;
+  std::memcpy(&found, begin, sizeof found);
+  EXPECT_EQ(found, 1234.5f);
 }
 
 TEST(ProcessSetsRefuseMistakes) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "native/base/clock.h"
+#include "tests/native/terms.h"
 #include "tests/native/world.h"
 
 namespace sparkvod {
@@ -18,17 +19,6 @@ WorldOptions Encrypted(int64_t streams = 1) {
   options.config.tls = true;
   options.config.tcp_streams = streams;
   return options;
-}
-
-// A term that is exact in sums of a few.
-float Term(int rank, size_t i) {
-  return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 101);
-}
-
-std::vector<float> Terms(int rank, size_t count) {
-  std::vector<float> terms(count);
-  for (size_t i = 0; i < count; ++i) terms[i] = Term(rank, i);
-  return terms;
 }
 
 // Each collective once, over `rows` rows for each rank.
