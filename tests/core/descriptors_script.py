@@ -41,34 +41,38 @@ def starved(spare: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def join(faulty: bool, heard: list[str], seconds: list[float]) -> None:
-    """Tries until the world has come together."""
-    for spare in range(60):
-        begun = time.monotonic()
-        try:
-            with starved(spare) if faulty else contextlib.nullcontext():
-                basics.init()
-            return
-        except (HorovodInternalError, LaunchError) as error:
-            heard.append(f"{type(error).__name__}: {error}")
-            seconds.append(time.monotonic() - begun)
+def add(spare: int | None) -> float:
+    """Joins a world with so many descriptors to spare, None for enough, and returns the sum of ones over its ranks.
 
-
-def main(faulty: int) -> None:
-    """Joins, communicates with none to spare, and tells what happened."""
-    rank = config.get("rank")
-    before = len(os.listdir("/proc/self/fd"))
-    heard: list[str] = []
-    seconds: list[float] = []
-    join(rank == faulty, heard, seconds)
-    with starved(0):
+    That another rank has failed may be heard only here: a rank that all have told of themselves has joined.
+    """
+    with contextlib.nullcontext() if spare is None else starved(spare):
+        basics.init()
         engine = basics.engine()
         memory = engine.allocate(8)
         view = memoryview(memory).cast("f")
         view[0] = 1.0
         Pending(engine, engine.allreduce("x", memory.address, memory.address, 2, 8, 1), None, memory).wait()
-    value = view[0]
-    basics.shutdown()
+        return view[0]
+
+
+def main(faulty: int) -> None:
+    """Tries until the world has come together, and tells what happened."""
+    is_faulty = config.get("rank") == faulty
+    before = len(os.listdir("/proc/self/fd"))
+    heard: list[str] = []
+    seconds: list[float] = []
+    value = 0.0
+    for spare in range(60):
+        begun = time.monotonic()
+        try:
+            value = add(spare if is_faulty else None)
+            break
+        except (HorovodInternalError, LaunchError) as error:
+            heard.append(f"{type(error).__name__}: {error}")
+            seconds.append(time.monotonic() - begun)
+        finally:
+            basics.shutdown()
     held = [before, len(os.listdir("/proc/self/fd"))]
     print(json.dumps({"heard": heard, "seconds": seconds, "value": value, "held": held}))
 

@@ -45,7 +45,8 @@ struct Register {
 // True when the whole cross product is asked for, not a representative part.
 inline bool Full() { return State::Get().full; }
 
-// What tests that try this and that begin with: another number in each run, or `--seed=NUMBER`.
+// What tests that try this and that begin with: 1, in full another number in each run, or
+// `--seed=NUMBER`.
 inline uint64_t Seed() { return State::Get().seed; }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -283,6 +283,7 @@ TEST(WhatASetPublishedLastStaysWhenARankHasLeft) {
           const Request sum = Of(id, AllreduceOf("x", DType::kFloat32, {1000}));
           EXPECT_EQ(Run(engine, sum, {{data.data(), data.data(), data.size()}}).Report(), "ok");
         }
+        EXPECT_EQ(BarrierOf(engine, "end").Report(), "ok");
         if (rank == 0) begin = FindIn(first->data(), 128 << 20, 1234.5f);
         EXPECT_EQ(engine.Shutdown().Report(), "ok");
       },

@@ -141,6 +141,8 @@ Plan PlanOf(uint64_t seed, int size, size_t epochs, size_t windows) {
   if (dice.OneIn(4))
     for (int r = 0; r < size; ++r) plan.hosts.emplace_back(r < size / 2 ? "a" : "b");
   int number = 0;
+  // Goes on from epoch to epoch: what is on its way keeps its name.
+  size_t next = 0;
   for (size_t e = 0; e < epochs; ++e) {
     Epoch epoch;
     epoch.sets = SomeSets(&dice, size);
@@ -148,7 +150,6 @@ Plan PlanOf(uint64_t seed, int size, size_t epochs, size_t windows) {
     if (dice.OneIn(2)) epoch.beside = 1 + dice.Below(4 * windows);
     std::vector<Step> steps;
     for (size_t i = 0; i < kNames; ++i) steps.push_back(SomeStep(&dice, epoch.sets));
-    size_t next = 0;
     const uint64_t most = dice.OneIn(2) ? 1 : kMostWindow;
     for (size_t w = 0; w < windows; ++w) {
       std::vector<Step> window;
