@@ -126,7 +126,7 @@ TEST(AReaderThatStopsForEverIsNamed) {
       const double seconds = static_cast<double>(NowNs() - began) * 1e-9;
       if (hand.joinable()) hand.join();
       EXPECT(result.code() == Code::kTimeout);
-      if (rank == 0) return;  // what the others say does not reach it either
+      if (rank == 0) return;           // what the others say does not reach it either
       EXPECT(seconds < 2 * kTimeout);  // it counts from the last byte that moved
       EXPECT_CONTAINS(result.Report(), "for rank 0 on ");
     });
