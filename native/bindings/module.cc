@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,10 +32,21 @@ bool SignalPending() {
   return PyErr_CheckSignals() != 0;  // leaves the handler's exception set, for Throw
 }
 
+// An interpreter that ends lets no other thread go on: where one takes the GIL again it is ended,
+// by unwinding, which must not begin in a destructor.
 template <typename F>
-Result WithoutGil(F call) {
-  py::gil_scoped_release release;
-  return call();
+auto WithoutGil(F call) -> decltype(call()) {
+  std::optional<decltype(call())> result;
+  std::exception_ptr thrown;
+  PyThreadState* const state = PyEval_SaveThread();
+  try {
+    result.emplace(call());
+  } catch (const std::exception&) {
+    thrown = std::current_exception();
+  }
+  PyEval_RestoreThread(state);
+  if (thrown) std::rethrow_exception(thrown);
+  return std::move(*result);
 }
 
 DType DTypeFrom(int code) {
@@ -401,10 +413,7 @@ PYBIND11_MODULE(_native, m) {
           [](Engine& self, double timeout) -> std::optional<std::tuple<uint64_t, double>> {
             Meter& meter = ExecutorOf(self).meter();
             Sample sample;
-            {
-              const py::gil_scoped_release release;
-              if (!meter.Next(timeout, &sample)) return std::nullopt;
-            }
+            if (!WithoutGil([&] { return meter.Next(timeout, &sample); })) return std::nullopt;
             return std::make_tuple(sample.bytes, static_cast<double>(sample.ns) * 1e-9);
           },
           py::arg("timeout"))
@@ -451,8 +460,10 @@ PYBIND11_MODULE(_native, m) {
           py::arg("path"), py::arg("mark_cycles") = false)
       .def("stop_timeline",
            [](Engine& self) {
-             py::gil_scoped_release release;
-             self.StopTimeline();
+             WithoutGil([&] {
+               self.StopTimeline();
+               return true;
+             });
            })
       .def_property_readonly("timeline_on", [](Engine& self) { return self.timeline().on(); })
       .def(
@@ -465,8 +476,10 @@ PYBIND11_MODULE(_native, m) {
       .def(
           "abort",
           [](Engine& self, const std::string& reason) {
-            py::gil_scoped_release release;
-            self.Abort(reason);
+            WithoutGil([&] {
+              self.Abort(reason);
+              return true;
+            });
           },
           py::arg("reason"))
       .def("shutdown", [](Engine& self) {
