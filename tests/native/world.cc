@@ -32,6 +32,7 @@ void RunWorld(const Kind& kind, int size, const RankBody& body, const WorldOptio
     const std::vector<std::string> endpoints = board.Gather(rank, endpoint);
     if (result.ok()) result = engine->Connect(rank, endpoints, "the job's secret");
     EXPECT_EQ(result.Report(), "ok");
+    if (options.meet) board.Barrier(rank);
     if (!result.ok()) return;
     body(*engine, rank);
     if (options.shutdown) EXPECT_EQ(engine->Shutdown().Report(), "ok");

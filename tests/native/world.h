@@ -34,6 +34,7 @@ struct WorldOptions {
   bool check_left = true;               // that no file and no thread of it is left
   std::vector<std::string> hosts = {};  // by rank: which host it believes to be on; empty: this one
   bool shutdown = true;                 // shut the engines down in agreement after the body
+  bool meet = false;                    // nobody begins, or leaves, before all have connected
 };
 
 // Joins `size` engines, runs the body on each, shuts them down; checks that no file and no thread

@@ -312,6 +312,7 @@ void RunStress(const Kind& kind, int size, uint64_t seed, Leaving leaving) {
   options.config.collective_timeout = 600;
   options.hosts = plan.hosts;
   options.shutdown = leaving == Leaving::kNobody;
+  options.meet = leaving != Leaving::kNobody;
   if (leaving == Leaving::kKilled) options.killed = {who};
   // Several hosts need another transport between them.
   const bool shared = kind.transport == kShm.transport;
