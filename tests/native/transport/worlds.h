@@ -58,6 +58,7 @@ inline void ForEachTransport(
   for (const Transport& transport : Transports()) {
     const auto rank_body = [&](int rank, Board& board) {
       const std::unique_ptr<World> world = Join(ConfigOf(transport), rank, board);
+      board.Barrier(rank);  // who leaves at once would be missed by those that still connect
       if (world == nullptr) return;
       body(*world, transport, board);
       if (killed.empty()) board.Barrier(rank);
