@@ -50,6 +50,15 @@ def alternate(subjects: Mapping[str, Callable[[], float]], rounds: int = MIN_ROU
     return values
 
 
+def slowest(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """Returns the slowest rank's time of each round, by subject.
+
+    Args:
+        ranks: by rank, the seconds of each round, by subject; all have the same.
+    """
+    return {name: [max(times) for times in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
+
+
 def machine() -> dict[str, Any]:
     """Returns a description of the machine and of the versions that matter, for the JSON."""
     cpu = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")

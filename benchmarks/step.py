@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 from benchmarks import lines
-from benchmarks.harness import MIN_ROUNDS, Report
-from benchmarks.step_rank import ALLREDUCE, COMPUTE, IN_PLACE, STEP, measure
+from benchmarks.harness import MIN_ROUNDS, Report, slowest
+from benchmarks.step_rank import ALLREDUCE, COMPUTE, STEP, measure
 from benchmarks.world import Member, in_ranks
 
 RANK = "benchmarks.step_rank"
@@ -19,14 +18,6 @@ TIMES_ALLREDUCE = 3.0
 def body(member: Member) -> dict[str, list[float]]:
     """What a rank does over shared memory."""
     return measure(member.rounds)
-
-
-def slowest(ranks: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Returns the slowest rank's time of each round, by subject."""
-    return {
-        name: [max(values) for values in zip(*(rank[name] for rank in ranks), strict=True)]
-        for name in (COMPUTE, STEP, ALLREDUCE, IN_PLACE)
-    }
 
 
 def run(report: Report) -> None:

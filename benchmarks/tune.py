@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
-
 from benchmarks import lines
-from benchmarks.harness import MIN_ROUNDS, Report, show
+from benchmarks.harness import MIN_ROUNDS, Report, show, slowest
 from benchmarks.tune_rank import DEFAULT, TUNED
 
 RANK = "benchmarks.tune_rank"
@@ -23,11 +21,7 @@ def run(report: Report) -> None:
         case = f"step of {tensors} tensors of {show(nbytes, 'B')}, 2 hosts, {lines.MEGABITS} Mbit/s, {delay} ms"
         with lines.cable(delay) as names:
             told = lines.ranks(names, RANK, (tensors, nbytes, MIN_ROUNDS if report.quick else 7), 1)
-        slowest = {
-            name: [max(values) for values in zip(*(rank["times"][name] for rank in told), strict=True)]
-            for name in (DEFAULT, TUNED)
-        }
-        report.add(case, slowest)
+        report.add(case, slowest([rank["times"] for rank in told]))
         report.notes[case] = told[0]["found"]
-        faster = statistics.median(a / b for a, b in zip(slowest[DEFAULT], slowest[TUNED], strict=True))
+        faster = report.ratio(case, DEFAULT, TUNED)
         report.require(f"{case}: tuned, times as fast as the defaults", faster, at_least=promised)

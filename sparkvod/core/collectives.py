@@ -78,14 +78,7 @@ def allreduce(
         handle = _allreduce_seen(engine, adapter, tensor, name, op, prescale, postscale, wake, process_set)
         if handle is not None:
             return Pending(engine, handle, None, tensor)
-    source, output, finish = _arrange(adapter, tensor, in_place)
-    address, count, dtype, shape = adapter.describe(source)
-    to = address if output is source else adapter.describe(output)[0]
-    try:
-        handle = engine.allreduce(name, address, to, count, dtype, op, prescale, postscale, shape, wake, process_set)
-    except TypeError as error:
-        raise ops.explained(error, name, prescale, postscale) from None
-    return Pending(engine, handle, finish, (tensor, source, output))
+    return _allreduce_arranged(engine, adapter, tensor, name, op, prescale, postscale, in_place, wake, process_set)
 
 
 def allreduce_now(
@@ -101,8 +94,8 @@ def allreduce_now(
     engine = basics.engine()
     handle = _allreduce_seen(engine, adapter, tensor, name, op, prescale, postscale, False, process_set)
     if handle is None:
-        return allreduce(
-            adapter, tensor, name, op, prescale, postscale, in_place=True, wake=False, process_set=process_set
+        return _allreduce_arranged(
+            engine, adapter, tensor, name, op, prescale, postscale, True, False, process_set
         ).wait()
     try:
         engine.wait(handle)
@@ -132,6 +125,29 @@ def _allreduce_seen(
         return engine.allreduce_tensor(name, tensor, exchange, op, prescale, postscale, wake, process_set)
     except TypeError as error:
         raise ops.explained(error, name, prescale, postscale) from None
+
+
+def _allreduce_arranged(
+    engine: Engine,
+    adapter: Adapter,
+    tensor: Any,
+    name: str,
+    op: int,
+    prescale: float,
+    postscale: float,
+    in_place: bool,
+    wake: bool,
+    process_set: int,
+) -> Pending:
+    # Starts an allreduce of any tensor, by way of host tensors.
+    source, output, finish = _arrange(adapter, tensor, in_place)
+    address, count, dtype, shape = adapter.describe(source)
+    to = address if output is source else adapter.describe(output)[0]
+    try:
+        handle = engine.allreduce(name, address, to, count, dtype, op, prescale, postscale, shape, wake, process_set)
+    except TypeError as error:
+        raise ops.explained(error, name, prescale, postscale) from None
+    return Pending(engine, handle, finish, (tensor, source, output))
 
 
 def grouped_allreduce(

@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 
 import torch
 
+from sparkvod import log
 from sparkvod._native import Exchange, Memory
 from sparkvod.core import basics, ops
 
@@ -17,9 +18,20 @@ DTYPE_CODES: dict[torch.dtype, int] = {
 }
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
-# Other subclasses may hold their elements elsewhere.
-_table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-exchange = None if _table is None else Exchange(_table, [torch.Tensor, torch.nn.Parameter], "is_neg")
+
+def exchange_by(table: Any) -> Exchange | None:
+    """Returns what sees tensors through PyTorch's exchange table; None without one, or with one of another version."""
+    if table is None:
+        return None
+    try:
+        # Other subclasses may hold their elements elsewhere.
+        return Exchange(table, [torch.Tensor, torch.nn.Parameter], "is_neg")
+    except ValueError as e:
+        log.get("torch").info("tensors are described by Python, which is slower: %s", e)
+        return None
+
+
+exchange = exchange_by(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
 
 
 def dtype_code(dtype: torch.dtype, what: str = "the tensor") -> int:

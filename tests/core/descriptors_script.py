@@ -44,7 +44,7 @@ def starved(spare: int) -> Iterator[None]:
 def add(spare: int | None) -> float:
     """Joins a world with so many descriptors to spare, None for enough, and returns the sum of ones over its ranks.
 
-    That another rank has failed may be heard only here: a rank that all have told of themselves has joined.
+    The sum belongs to the try: a rank whose own connections are made hears only in it that another has failed.
     """
     with contextlib.nullcontext() if spare is None else starved(spare):
         basics.init()

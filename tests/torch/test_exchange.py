@@ -124,14 +124,19 @@ def test_exchange(check: str, size: int) -> None:
     SUITE.verify(check, size)
 
 
-def test_a_table_of_another_version_is_refused() -> None:
+def test_a_table_of_another_version_is_refused_and_done_without() -> None:
     import ctypes
 
     from sparkvod._native import Exchange
+    from sparkvod.torch import adapter
 
     words = (ctypes.c_uint64 * 8)()
     ctypes.cast(words, ctypes.POINTER(ctypes.c_uint32))[0] = 2
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    table = new(words, b"dlpack_exchange_api", None)
     with pytest.raises(ValueError, match="of version 2 was found, one of version 1"):
-        Exchange(new(words, b"dlpack_exchange_api", None), [torch.Tensor], "is_neg")
+        Exchange(table, [torch.Tensor], "is_neg")
+    assert adapter.exchange_by(table) is None
+    assert adapter.exchange_by(None) is None
+    assert (adapter.exchange is not None) == hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
