@@ -7,10 +7,12 @@ other user can enter, the ranks meet there in milliseconds.
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import time
 
 from sparkvod.errors import CollectiveTimeoutError
+from sparkvod.launch.context import missing_ranks
 
 
 def is_private(directory: str) -> bool:
@@ -44,7 +46,8 @@ class FileGather:
         """
         generation, self._generation = self._generation, self._generation + 1
         mine = self._path(generation, self._rank)
-        with open(f"{mine}.part", "wb") as file:
+        # The world's secret is in it.
+        with open(os.open(f"{mine}.part", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(data)
         os.rename(f"{mine}.part", mine)  # the others see all of it or nothing
         everybody: dict[int, bytes] = {self._rank: data}
@@ -59,10 +62,9 @@ class FileGather:
                         continue
             if len(everybody) < self._size:
                 if time.monotonic() > deadline:
-                    missing = ",".join(str(r) for r in range(self._size) if r not in everybody)
+                    missing = [rank for rank in range(self._size) if rank not in everybody]
                     raise CollectiveTimeoutError(
-                        f"ranks {missing} of {self._size} had not joined an all-gather after {self._timeout:g} s; "
-                        "call init() equally often on every rank, or raise SPARKVOD_START_TIMEOUT"
+                        missing_ranks(missing, self._size, socket.gethostname(), self._timeout)
                     )
                 time.sleep(pause)
                 pause = min(pause * 1.5, 0.02)

@@ -10,9 +10,11 @@ import struct
 from collections.abc import Iterator, Sequence
 
 HEAD = struct.Struct("!BQ")
+#: What a gather's payload begins with: the seconds within which it must end.
+SECONDS = struct.Struct("!d")
 
 # launcher -> worker
-TASK, GATHERED, GATHER_FAILED = 1, 2, 3
+TASK, GATHERED, GATHER_FAILED, GATHER_LATE = 1, 2, 3, 4
 # worker -> launcher
 GATHER, RESULT, FAILURE, EVENT = 11, 12, 13, 14
 

@@ -16,7 +16,8 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from sparkvod.errors import PeerLostError
+from sparkvod import config
+from sparkvod.errors import CollectiveTimeoutError, PeerLostError
 from sparkvod.launch import _frames
 
 
@@ -39,8 +40,11 @@ class _Line:
         return kind, self._take(length)
 
     def allgather(self, data: bytes) -> list[bytes]:
-        self.send(_frames.GATHER, data)
+        # The launcher's loop keeps the deadline and always answers: it knows which ranks are missing.
+        self.send(_frames.GATHER, _frames.SECONDS.pack(config.get("start_timeout")) + data)
         kind, payload = self.receive()
+        if kind == _frames.GATHER_LATE:
+            raise CollectiveTimeoutError(payload.decode())
         if kind == _frames.GATHER_FAILED:
             raise PeerLostError(payload.decode())
         return _frames.unpack_list(payload)

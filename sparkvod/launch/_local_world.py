@@ -20,6 +20,7 @@ from typing import IO, Any
 from sparkvod import config, log
 from sparkvod.errors import LaunchError
 from sparkvod.launch import _frames
+from sparkvod.launch.context import missing_ranks
 from sparkvod.launch.failure import Failure, blame, first_cause
 from sparkvod.launch.launcher import EventHandler
 from sparkvod.launch.output import LinePrinter
@@ -72,6 +73,7 @@ class _Worker:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.hung_up = False
         self.gather: bytes | None = None
+        self.gather_seconds = self.gather_until = 0.0
         self.result: bytes | None = None
         self.failure: Failure | None = None
 
@@ -169,6 +171,7 @@ class LocalWorld:
         while not all(w.result is not None for w in self._workers):
             self._step(_TICK_SECONDS)
             self._notice_lost()
+            self._end_late_gather()
             if any(w.failure for w in self._workers):
                 raise self._cause().error()
             if deadline is not None and time.monotonic() > deadline:
@@ -235,7 +238,9 @@ class LocalWorld:
             return
         for kind, payload in worker.frames.feed(chunk):
             if kind == _frames.GATHER:
-                worker.gather = payload
+                (worker.gather_seconds,) = _frames.SECONDS.unpack_from(payload)
+                worker.gather_until = time.monotonic() + worker.gather_seconds
+                worker.gather = payload[_frames.SECONDS.size :]
             elif kind == _frames.RESULT:
                 worker.result = payload
             elif kind == _frames.FAILURE:
@@ -261,6 +266,17 @@ class LocalWorld:
                     f"rank {gone[0]} on {self._host} has returned without this all-gather; call init() equally often "
                     "on every rank".encode(),
                 )
+
+    def _end_late_gather(self) -> None:
+        """Fails the all-gather that some ranks wait in, once the first of them has waited its whole time."""
+        waiting = [w for w in self._workers if w.gather is not None]
+        late = [w for w in waiting if time.monotonic() > w.gather_until]
+        if late:
+            missing = [w.rank for w in self._workers if w.gather is None]
+            text = missing_ranks(missing, self._size, self._host, late[0].gather_seconds)
+            for worker in waiting:
+                worker.gather = None
+                self._send(worker, _frames.GATHER_LATE, text.encode())
 
     def _tell(self, event: dict[str, Any]) -> None:
         try:

@@ -10,14 +10,16 @@ import contextlib
 import pickle
 import re
 import socket
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkvod import config, log
-from sparkvod.errors import PeerLostError, WorkerError
+from sparkvod.errors import CollectiveTimeoutError, PeerLostError, WorkerError
 from sparkvod.launch import context
 from sparkvod.launch._call import call
 from sparkvod.launch._file_gather import FileGather, is_private
@@ -168,13 +170,35 @@ def _to_spark(error: BaseException, failure: Failure, told: bool) -> TaskFailedE
 
 
 def _barrier_gather(spark: BarrierTaskContext, order: list[int], data: bytes) -> list[bytes]:
-    found = _spark_gather(spark, order, "inside", data)
+    found = _within_start_timeout(lambda: _spark_gather(spark, order, "inside", data), len(order))
     ended = [rank for rank, (where, _) in enumerate(found) if where != "inside"]
     if ended:
         raise PeerLostError(
             f"rank {ended[0]} has returned without this all-gather; call init() equally often on every rank"
         )
     return [data for _, data in found]
+
+
+def _within_start_timeout(gather: Callable[[], list[tuple[str, bytes]]], size: int) -> list[tuple[str, bytes]]:
+    """Returns what ``gather`` returns; Spark's all-gather waits for ever, and does not tell for whom.
+
+    Raises:
+        CollectiveTimeoutError: it did not end within the knob ``start_timeout``.
+    """
+    outcome: Future[list[tuple[str, bytes]]] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(gather())
+        except BaseException as e:
+            outcome.set_exception(e)
+
+    # A daemon: after a time-out the task fails, and Spark ends this process with the thread that still waits in it.
+    threading.Thread(target=run, name="sparkvod-gather", daemon=True).start()
+    seconds = config.get("start_timeout")
+    if not wait([outcome], seconds).done:
+        raise CollectiveTimeoutError(context.missing_ranks((), size, "", seconds))
+    return outcome.result()
 
 
 def _spark_gather(spark: BarrierTaskContext, order: list[int], where: str, data: bytes) -> list[tuple[str, bytes]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -60,6 +60,25 @@ def only_here(allgather: Callable[[bytes], list[bytes]]) -> Callable[[bytes], li
         return allgather(data)
 
     return checked
+
+
+def missing_ranks(missing: Sequence[int], size: int, host: str, seconds: float) -> str:
+    """Returns the text of the error of ranks that waited in an all-gather for others of their host.
+
+    Args:
+        missing: the ranks that did not come; empty where the launcher cannot tell which.
+        size: number of ranks.
+        host: name of the host that all of them are on.
+        seconds: how long the others waited.
+    """
+    names = f"not all of {size} ranks"
+    if missing:
+        names = f"ranks {','.join(map(str, missing))} of {size}" if len(missing) > 1 else f"rank {missing[0]} on {host}"
+    did = "called" if not missing else "did not call"
+    return (
+        f"{names} {did} init() within {seconds:g} s of the first one that did; call it equally often on every rank, "
+        "or raise SPARKVOD_START_TIMEOUT"
+    )
 
 
 _lock = threading.Lock()

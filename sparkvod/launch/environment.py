@@ -12,6 +12,7 @@ import base64
 import ipaddress
 import os
 import stat
+import time
 from collections.abc import Callable, Mapping
 
 from sparkvod import config, log
@@ -160,6 +161,7 @@ def _agent_store(
 
         nonlocal generation
         seconds = config.get("start_timeout", env)
+        until = time.monotonic() + seconds
         prefix = f"sparkvod/{attempt}/{generation}/"
         generation += 1
         where = "torchrun's store"
@@ -169,6 +171,7 @@ def _agent_store(
             gathered = []
             for other in range(size):
                 where = f"rank {other}"
+                store.set_timeout(timedelta(seconds=max(until - time.monotonic(), 0.001)))  # one deadline for all
                 its_size, _, its_data = store.get(f"{prefix}{other}").partition(b":")
                 if int(its_size) != size:
                     raise LaunchError(

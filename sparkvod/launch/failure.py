@@ -32,10 +32,14 @@ _NOTICED = (PeerLostError.__name__, ShutDownError.__name__, CollectiveTimeoutErr
 _LOST = re.compile(
     r"rank (?P<rank>\d+) on (?P<host>\S+) left\b[^\n]*: (?:its process ended|Connection reset|Broken pipe|it left in)"
 )
-# What the engine says of one rank that it waited for until the time-out; of several it names none as the cause.
-_LATE = re.compile(
-    r"(?:waited \S+ s for|was not submitted by|join was not called by) "
-    r"rank (?P<rank>\d+) on (?P<host>[^\s,;]+)(?: \(which waits for [^)]*\))?(?: in |, for which |, which )"
+# What the engine, and a launcher's all-gather, say of one rank that was waited for until the time-out; of several
+# they name none as the cause.
+_LATE = (
+    re.compile(
+        r"(?:waited \S+ s for|was not submitted by|join was not called by) "
+        r"rank (?P<rank>\d+) on (?P<host>[^\s,;]+)(?: \(which waits for [^)]*\))?(?: in |, for which |, which )"
+    ),
+    re.compile(r"^rank (?P<rank>\d+) on (?P<host>\S+) did not call init\(\) within "),
 )
 _RAISED = re.compile(r"rank \d+ raised (\w+)")
 
@@ -153,7 +157,7 @@ def _late(first: Failure, failures: list[Failure], spoken: set[int]) -> Failure:
 def _waited_for(failure: Failure) -> re.Match[str] | None:
     if failure.severity != 2 or _RAISED.search(failure.message):
         return None
-    found = list(_LATE.finditer(failure.message))
+    found = [match for words in _LATE for match in words.finditer(failure.message)]
     return found[0] if len({match["rank"] for match in found}) == 1 else None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparkvod import config
-from sparkvod.errors import PeerLostError, WorkerError, WorkerLostError
+from sparkvod.errors import CollectiveTimeoutError, PeerLostError, WorkerError, WorkerLostError
 from sparkvod.launch import context
 from sparkvod.launch.launcher import Launcher
 from sparkvod.observe import mailbox
@@ -73,6 +73,21 @@ class LauncherContract:
 
         expected = [[b"%d of round %d" % (rank, n) * (n * 1000 + 1) for rank in range(3)] for n in range(2)]
         assert self.make(3).run(fn) == [expected] * 3
+
+    def test_a_rank_that_never_comes_ends_the_start_in_time(self) -> None:
+        """The rank that did not come is the one in the error."""
+
+        def fn() -> None:
+            if my_rank() == 1:
+                time.sleep(60)
+            context.current().allgather(b"")  # type: ignore[union-attr]
+
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match=r"did not call init\(\) within 0.5 s .*SPARKVOD_START_TIMEOUT") as caught:
+            self.make(2).run(fn, env={"SPARKVOD_START_TIMEOUT": "0.5"})
+        assert time.monotonic() - began < 15
+        assert (caught.value.rank, caught.value.lost_peer) == (1, True)
+        assert isinstance(caught.value.__cause__, CollectiveTimeoutError)
 
     def test_an_empty_message_is_gathered_too(self) -> None:
         assert self.make(2).run(lambda: context.current().allgather(b"")) == [[b"", b""]] * 2  # type: ignore[union-attr]

@@ -21,8 +21,10 @@ def test_everybody_gets_everybodys_bytes_again_and_again(size: int, tmp_path: Pa
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CollectiveTimeoutError, match="ranks 0,2 of 3 had not joined"):
+    with pytest.raises(CollectiveTimeoutError, match=r"ranks 0,2 of 3 did not call init\(\) within 0.1 s"):
         FileGather(str(tmp_path), 1, 3, 0.1)(b"")
+    (mine,) = tmp_path.iterdir()
+    assert mine.stat().st_mode & 0o777 == 0o600  # what is gathered holds the world's secret
 
 
 def test_only_a_closed_directory_of_ones_own_is_private(tmp_path: Path) -> None:

@@ -398,6 +398,18 @@ class TestAsOnACluster:
         with pytest.raises(WorkerError, match="rank 0 has returned without this all-gather"):
             run(lambda: my_rank() and context.current().allgather(b""), num_proc=2, verbose=0)  # type: ignore[union-attr]
 
+    def test_a_rank_that_never_comes_ends_the_start_in_time(self) -> None:
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match=r"not all of 2 ranks called init\(\) within 0.5 s") as caught:
+            run(
+                lambda: my_rank() and context.current().allgather(b"") or time.sleep(60),  # type: ignore[union-attr]
+                num_proc=2,
+                verbose=0,
+                env={"SPARKVOD_START_TIMEOUT": "0.5"},
+            )
+        assert time.monotonic() - began < 8
+        assert caught.value.lost_peer
+
     def test_large_results_go_through_a_shared_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sparkvod.launch._spark_slots.result_bytes", lambda conf: (1, 1))
         data = os.urandom(10 << 20)
