@@ -6,9 +6,9 @@
 // will do. (Maleki et al., "Scaling distributed training with adaptive summation", 2021.)
 //
 // Each rank keeps its share of the elements of all ranks' vectors and computes the whole tree on
-// it, so that it needs of the others no more than the products of each level, three numbers for
-// each tensor of each pair. Moves N(n-1)/n bytes to and from each rank twice, as a ring allreduce
-// does; ceil(log2 n) small exchanges more.
+// it, so that it needs of the others no more than the products of each level, three numbers (nine
+// for float64, whose squares overflow a double) for each tensor of each pair. Moves N(n-1)/n bytes
+// to and from each rank twice, as a ring allreduce does; ceil(log2 n) small exchanges more.
 #pragma once
 
 #include <functional>

@@ -56,13 +56,14 @@ struct Kernels {
   // where it is in one.
   void (*copy_streaming)(void* dst, const void* src, size_t nbytes) noexcept;
 
-  // out = {a·b, a·a, b·b}, of floating dtypes, in double where it matters. What the last bits are
-  // depends on the instruction set.
-  void (*products)(DType dtype, const void* a, const void* b, size_t n, double* out) noexcept;
+  // out = {a·b, a·a, b·b}, of floating dtypes, accumulated in double or wider. They neither
+  // overflow nor vanish, those of float64 included. The last bits depend on the instruction set.
+  void (*products)(DType dtype, const void* a, const void* b, size_t n, long double* out) noexcept;
 
-  // dst[i] = a[i] * of_a + b[i] * of_b, of floating dtypes; dst may be a or b.
-  void (*weighted_sum)(DType dtype, void* dst, const void* a, double of_a, const void* b,
-                       double of_b, size_t n) noexcept;
+  // dst[i] = a[i] * of_a + b[i] * of_b, of floating dtypes, in double or wider, so that a factor
+  // may be greater than the dtype's greatest number; dst may be a or b.
+  void (*weighted_sum)(DType dtype, void* dst, const void* a, long double of_a, const void* b,
+                       long double of_b, size_t n) noexcept;
 
   // dst[i] = a[i] + b[i]; dst may be a or b.
   void Add(DType dtype, void* dst, const void* a, const void* b, size_t n) const noexcept {
