@@ -3,15 +3,56 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "native/base/clock.h"
 #include "native/bootstrap/endpoint.h"
 #include "native/transport/socket.h"
 #include "tests/native/check.h"
 
 namespace sparkvod::check {
-namespace {
-constexpr size_t kWorthHarming = 2000;
-}  // namespace
+
+void Relay::Way::Mutate(Mutation kind, size_t skip, size_t length) {
+  skip_ = skip;
+  length_ = length;
+  mutation_ = kind;  // last: the relay's thread looks at it first
+}
+
+void Relay::Way::Apply(std::string* piece, bool* ended) {
+  const Mutation kind = mutation_.load();
+  if (kind == Mutation::kNone) return;
+  const size_t at = skip_.load();
+  if (at >= piece->size()) {
+    skip_ = at - piece->size();
+    return;
+  }
+  mutation_ = Mutation::kNone;
+  const size_t length = std::min(length_.load(), piece->size() - at);
+  switch (kind) {
+    case Mutation::kNone:
+      break;
+    case Mutation::kFlip:
+      (*piece)[at] = static_cast<char>((*piece)[at] ^ 1);
+      break;
+    case Mutation::kInsert:
+      piece->insert(at, length_.load(), 'G');
+      break;
+    case Mutation::kDrop:
+      piece->erase(at, length);
+      break;
+    case Mutation::kRepeat:
+      piece->insert(at, piece->substr(at, length));
+      break;
+    case Mutation::kGarble:
+      for (size_t i = 0; i < length; ++i)
+        (*piece)[at + i] = static_cast<char>((*piece)[at + i] * 31 + static_cast<char>(i) + 7);
+      break;
+    case Mutation::kCut:
+      piece->resize(at);
+      *ended = true;
+      break;
+  }
+}
 
 Relay::Relay(const std::string& endpoint) {
   Endpoint rank;
@@ -50,15 +91,7 @@ bool Relay::Pass(Pipe* pipe) {
       return true;
     }
     piece.resize(static_cast<size_t>(n));
-    if (piece.size() >= kWorthHarming) {
-      const Harm harm = pipe->way->harm.exchange(Harm::kNone);
-      if (harm == Harm::kFlip) piece[1000] = static_cast<char>(piece[1000] ^ 1);
-      if (harm == Harm::kInsert) piece.insert(1000, 100, 'G');
-      if (harm == Harm::kCut) {
-        piece.resize(1000);
-        pipe->ended = true;
-      }
-    }
+    pipe->way->Apply(&piece, &pipe->ended);
     pipe->held = std::move(piece);
     pipe->next_ns = NowNs() + int64_t{1000} * pipe->way->pause_us.load();
   }

@@ -1,5 +1,5 @@
-// What lies between a rank and those that connect to it: passes their bytes on, slowly, not at all
-// or spoilt, as a test asks for.
+// A relay between a rank and those that connect to it: passes their bytes on, slowly, not at all
+// or mutated, as a test asks for.
 #pragma once
 
 #include <atomic>
@@ -14,14 +14,23 @@ namespace sparkvod::check {
 
 class Relay {
  public:
-  enum class Harm { kNone, kFlip, kInsert, kCut };
+  enum class Mutation { kNone, kFlip, kInsert, kDrop, kRepeat, kGarble, kCut };
   // One direction. Bytes that were not read lie in the sender's kernel.
   struct Way {
-    std::atomic<size_t> piece{1 << 20};   // bytes that are read at a time
-    std::atomic<int> pause_us{0};         // between two pieces
-    std::atomic<bool> stopped{false};     // nothing is read
-    std::atomic<Harm> harm{Harm::kNone};  // done once, to the next 2,000 bytes or more
+    std::atomic<size_t> piece{1 << 20};  // bytes that are read at a time
+    std::atomic<int> pause_us{0};        // between two pieces
+    std::atomic<bool> stopped{false};    // nothing is read
     std::atomic<size_t> passed{0};
+
+    // Mutates the stream once, at the byte that comes after `skip` more: flips its lowest bit, or
+    // inserts, drops, repeats or overwrites `length` bytes there, or ends the stream.
+    void Mutate(Mutation kind, size_t skip, size_t length = 100);
+
+   private:
+    friend class Relay;
+    void Apply(std::string* piece, bool* ended);
+    std::atomic<Mutation> mutation_{Mutation::kNone};
+    std::atomic<size_t> skip_{0}, length_{0};
   };
 
   // Listens in place of the rank whose endpoint this is; stops when it is destroyed.

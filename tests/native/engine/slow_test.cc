@@ -1,4 +1,4 @@
-// Ranks that read slowly, stop reading for a while, or for ever; and what harms encrypted bytes.
+// Ranks that read slowly, stop reading for a while, or for ever; and mutated encrypted bytes.
 #include <unistd.h>
 
 #include <fstream>
@@ -135,15 +135,16 @@ TEST(AReaderThatStopsForEverIsNamed) {
 }
 
 // Bytes that are changed, added or cut off between two ranks end the world at once.
-TEST(TlsEndsAWorldWhoseBytesAreHarmed) {
+TEST(TlsEndsAWorldWhoseBytesAreMutated) {
   if (!CanEncrypt()) return;
-  for (const Relay::Harm harm : {Relay::Harm::kFlip, Relay::Harm::kInsert, Relay::Harm::kCut})
+  for (const auto kind : {Relay::Mutation::kFlip, Relay::Mutation::kInsert, Relay::Mutation::kCut})
     for (const bool inward : {true, false})
       RunBehindRelay(2, true, [=](Engine& engine, int rank, Board& board, Relay* relay) {
         std::vector<float> data(100000, 1);
         EXPECT_EQ(Sum(engine, &data).Report(), "ok");
         board.Barrier(rank);
-        if (relay != nullptr) (inward ? relay->inward : relay->outward).harm = harm;
+        // Past the negotiation's few bytes, within the tensor's.
+        if (relay != nullptr) (inward ? relay->inward : relay->outward).Mutate(kind, 2000);
         const int64_t began = NowNs();
         const Result result = Sum(engine, &data);
         EXPECT((NowNs() - began) * 1e-9 < 1);
