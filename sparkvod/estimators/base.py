@@ -21,7 +21,7 @@ from sparkvod.estimators.model import ModelBase
 from sparkvod.estimators.persistence import Saved
 from sparkvod.estimators.plan import Plan, Planned, Planning
 from sparkvod.estimators.task import TrainResult, TrainTask
-from sparkvod.launch.spark import SparkLauncher, advising, check_session, on_this_host
+from sparkvod.launch.spark import SparkLauncher, advising, check_session, interruptible, on_this_host
 from sparkvod.observe.progress import ProgressBar, write_line
 
 if TYPE_CHECKING:
@@ -136,14 +136,20 @@ class EstimatorBase(Planning, Saved, Estimator):
             store = self._store(dataset.sparkSession)
             store.require_shared("fit")
             store.check_writable()
+            if isinstance(launcher, SparkLauncher):
+                launcher.ask_for_slots()
             with advising():
-                data = prepare(
-                    dataset,
-                    store,
-                    num_proc=launcher.num_processes(),
-                    partitions_per_process=self.value("partitions_per_process"),
-                    verbose=self.value("verbose"),
-                    **asked,
+                data = interruptible(
+                    dataset.sparkSession,
+                    "prepare",
+                    lambda: prepare(
+                        dataset,
+                        store,
+                        num_proc=launcher.num_processes(),
+                        partitions_per_process=self.value("partitions_per_process"),
+                        verbose=self.value("verbose"),
+                        **asked,
+                    ),
                 )
         try:
             return self._train(launcher, packed, store, data, asked["feature_cols"], timings, began)

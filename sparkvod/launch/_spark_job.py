@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -13,7 +11,8 @@ from typing import Any
 
 from sparkvod import log
 from sparkvod.errors import LaunchError, WorkerError
-from sparkvod.launch import _spark_worker
+from sparkvod.launch import _spark_slots, _spark_worker
+from sparkvod.launch._spark_call import Call, interruptible
 from sparkvod.launch._spark_session import missing_module
 from sparkvod.launch.failure import Failure, blame, silent_rank
 from sparkvod.launch.launcher import EventHandler
@@ -22,6 +21,8 @@ from sparkvod.observe.mailbox import Mailbox
 
 _POLL_SECONDS = 0.05
 _POLL_SECONDS_STORE = 1.0
+#: How often a job that waits for its slots says so.
+REPORT_SECONDS = 15.0
 # A rank that only noticed a lost peer may be heard before the cause: wait this long for it.
 _CAUSE_SECONDS = 1.5
 _LOST = re.compile(
@@ -38,43 +39,8 @@ _runs = itertools.count(1)
 _logger = log.get("launch.spark")
 
 
-class _Handle:
-    """What a run is interrupted by, from any thread and without touching other runs.
-
-    In Connect that is a tag. In classic Spark tags can be interrupted by the thread that set them only, so there the
-    run has a session of its own (of the same application; making one takes milliseconds).
-    """
-
-    def __init__(self, spark: Any, tag: str) -> None:
-        self._connect = "connect" in type(spark).__module__
-        self._tag = tag
-        self.session = spark if self._connect else spark.newSession()
-
-    def tag(self) -> None:
-        if hasattr(self.session, "addTag"):  # classic Spark has it since 4.0
-            self.session.addTag(self._tag)
-
-    def untag(self) -> None:
-        try:
-            if hasattr(self.session, "removeTag"):
-                self.session.removeTag(self._tag)
-        except Exception as e:  # its end is told by the job's own error
-            _logger.debug("the tag %s could not be taken back: %s", self._tag, e)
-
-    def interrupt(self) -> None:
-        try:
-            if self._connect:
-                self.session.interruptTag(self._tag)
-            elif hasattr(self.session, "interruptAll"):
-                self.session.interruptAll()
-            else:
-                _logger.warning("this Spark cannot interrupt a job of a session: cancel it in Spark's UI")
-        except Exception as e:  # the session may be ending itself
-            _logger.warning("the Spark job with the tag %s could not be interrupted: %s", self._tag, e)
-
-
 class Job:
-    """One run: the Spark job in the calling thread, and beside it the thread that reads the mailbox.
+    """One run: the Spark job, and the reading of the mailbox in the calling thread while it runs.
 
     Args:
         spark: the session, classic or Connect.
@@ -98,14 +64,13 @@ class Job:
         printer: LinePrinter,
         on_event: EventHandler | None,
     ) -> None:
-        self._size, self._timeout, self._box, self._private = size, timeout, box, private
+        self._size, self.timeout, self._box, self._private = size, timeout, box, private
         self._printer, self._on_event = printer, on_event
         number = next(_runs)
         readable = re.sub(r"\W+", "_", name).strip("_") or "function"
         # Spark's UI shows the tag with the job, and the name of the mapped function in its plan.
-        self._handle = _Handle(spark, f"sparkvod.run.{number}.{readable}.{secrets.token_hex(4)}")
+        self._spark, self._tag = spark, f"run.{number}.{readable}"
         self._name = f"sparkvod_run_{number}_{readable}"
-        self._done = threading.Event()
         self._started: dict[int, str] = {}
         self._partitions: dict[int, int] = {}
         self._ended: set[int] = set()
@@ -125,53 +90,60 @@ class Job:
             LaunchError: Spark refused the stage, or its tasks did not start in time.
         """
         if self._box is None:
-            # Nobody could tell whether the tasks have started: an empty stage of the same shape comes first.
-            self._submit(_probe_function(), deadline=True)
+            self.ask_for_slots()  # nobody could tell whether the tasks of the run itself have started
         table = self._submit(_task_function(task, paths, self._name), deadline=self._box is not None)
         return _spark_worker.results(table, self._size, self._box)
 
+    def ask_for_slots(self) -> None:
+        """Waits until all tasks can run at once, by an empty stage of the same shape.
+
+        Raises:
+            LaunchError: they could not within the time, or Spark refused the stage.
+        """
+        self._submit(_probe_function(), deadline=True)
+
     def _submit(self, function: Callable[..., Any], deadline: bool) -> Any:
-        ranks = self._handle.session.range(0, self._size, 1, self._size)
-        frame = ranks.mapInArrow(function, _spark_worker.SCHEMA, barrier=True)
-        until = time.monotonic() + self._timeout if deadline else None
-        self._done.clear()
-        watch = threading.Thread(target=self._watch, args=(until,), name="sparkvod-mailbox", daemon=True)
-        self._handle.tag()
-        watch.start()
+        def submit() -> Any:
+            ranks = self._spark.range(0, self._size, 1, self._size)
+            return _collect(ranks.mapInArrow(function, _spark_worker.SCHEMA, barrier=True))
+
+        pause = _POLL_SECONDS if self._box is None or self._private else _POLL_SECONDS_STORE
+        watch = _Watch(self, deadline)
         try:
-            return _collect(frame)
+            return interruptible(self._spark, self._tag, submit, watch, pause)
         except Exception as e:
-            if _interrupted(e):
-                self._handle.interrupt()
-                raise KeyboardInterrupt from None
-            self._stop(watch)
+            self.read()
             explained = self._explain(f"{type(e).__name__}: {e}" if _GONE.search(type(e).__name__) else str(e))
             raise explained from (explained.__cause__ if isinstance(explained, WorkerError) else e)
-        except BaseException:  # KeyboardInterrupt: the job would go on without its caller
-            self._handle.interrupt()
-            raise
         finally:
-            self._stop(watch)
-            self._handle.untag()
+            self.read()
 
-    def _stop(self, watch: threading.Thread) -> None:
-        self._done.set()
-        watch.join()
-        self._read()
+    # --- while the job runs -------------------------------------------------------------------------------------
 
-    # --- the thread beside the job ------------------------------------------------------------------------------
+    @property
+    def waiting(self) -> bool:
+        """Whether tasks are not known to have started."""
+        return len(self._started) < self._size
 
-    def _watch(self, until: float | None) -> None:
-        pause = _POLL_SECONDS if self._box is None or self._private else _POLL_SECONDS_STORE
-        while not self._done.wait(pause):
-            self._read()
-            if self._late or (until is not None and len(self._started) < self._size and time.monotonic() > until):
-                count = "not all" if self._box is None else f"{len(self._started)}"
-                self._late = f"{count} of {self._size} tasks had started after {self._timeout:g} s (start_timeout)"
-                self._handle.interrupt()  # again and again: it may come before the job is known to Spark
-                pause = 1.0
+    def standing(self) -> str:
+        """Returns how many ranks can run, with what Spark itself reports."""
+        if self._started:
+            return f"{len(self._started)} of {self._size} ranks have started"
+        found = _spark_slots.reported(self._spark)
+        if found is None:
+            return f"none of {self._size} ranks has started; this session does not report how many slots are free"
+        free = min(max(found.slots - found.running, 0), self._size)
+        return f"{free} of {self._size} ranks have a slot; Spark reports {found}"
 
-    def _read(self) -> None:
+    def give_up(self) -> None:
+        """Remembers that the tasks did not start in time."""
+        count = "not all" if self._box is None else f"{len(self._started)}"
+        self._late = (
+            f"{count} of {self._size} tasks had started after {self.timeout:g} s (start_timeout; {self.standing()})"
+        )
+
+    def read(self) -> None:
+        """Takes what the ranks have posted."""
         try:
             events = self._box.read_new() if self._box is not None else []
         except OSError as e:  # a store that is not there for a moment must not end the run
@@ -182,7 +154,7 @@ class Job:
         for event in events:
             kind, rank = event["kind"], event["rank"]
             if kind == "log":
-                self._printer(rank, str(event.get("stream")), str(event.get("line")))
+                self._print(rank, str(event.get("stream")), str(event.get("line")))
             elif kind == "started":
                 self._started[rank] = str(event.get("host"))
                 self._partitions[int(event["partition"])] = rank
@@ -192,6 +164,12 @@ class Job:
                 self._failures[rank] = Failure.from_json(event["failure"], trusted=self._private)
             else:
                 self._tell(event)
+
+    def _print(self, rank: int, stream: str, line: str) -> None:
+        try:
+            self._printer(rank, stream, line)
+        except (OSError, ValueError) as e:  # a closed or broken stream of the caller's must not end the ranks
+            _logger.debug("a line of rank %d could not be printed: %s", rank, e)
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._on_event is None:
@@ -258,7 +236,7 @@ class Job:
             if not silent or any(f.severity == 0 for f in self._failures.values()):
                 return
             time.sleep(_POLL_SECONDS)
-            self._read()
+            self.read()
 
     def _lost(self, text: str, lost: re.Match[str]) -> list[Failure]:
         """Says which rank's process went away without a word, given that Spark's error says that one did."""
@@ -275,12 +253,35 @@ class Job:
         return [Failure.lost(rank, self._started.get(rank, "an executor"), how)]
 
 
-def _interrupted(error: BaseException) -> bool:
-    """Tells whether Ctrl-C is behind an error: pyspark's own cleaning raises another one over it."""
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, KeyboardInterrupt):
-        link = link.__cause__ or link.__context__
-    return link is not None
+class _Watch:
+    """What is done in the calling thread while a job runs: its mailbox is read, and its start is waited for.
+
+    Args:
+        job: the job.
+        deadline: whether the job's tasks have to start within its time.
+    """
+
+    def __init__(self, job: Job, deadline: bool) -> None:
+        self._job, self._deadline = job, deadline
+        self._began = time.monotonic()
+        self._report = self._began + REPORT_SECONDS
+        self._cancel: float | None = None
+
+    def __call__(self, call: Call[Any]) -> None:
+        """Looks once."""
+        self._job.read()
+        now = time.monotonic()
+        if not self._deadline or not (self._job.waiting or self._cancel):
+            return
+        if self._cancel is None and now > self._began + self._job.timeout:
+            self._job.give_up()
+            self._cancel = now
+        if self._cancel is not None and now >= self._cancel:
+            call.cancel()  # again and again: it may come before the job is known to Spark
+            self._cancel = now + 1
+        elif self._cancel is None and now > self._report:
+            self._report = now + REPORT_SECONDS
+            _logger.warning("%s: waiting for %.0f s more", self._job.standing(), self._began + self._job.timeout - now)
 
 
 def _essence(text: str) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from sparkvod import log
 from sparkvod.errors import LaunchError
 from sparkvod.launch._checks import check_count
 
@@ -63,6 +65,39 @@ def num_slots(conf: Conf) -> int | None:
     if executors is None or cores is None:
         return None
     return int(executors) * min(int(cores) // per_task, _gpu_slots(conf))
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What Spark reports of its executors at one moment.
+
+    Attributes:
+        executors: number of those that are registered.
+        slots: how many tasks of the default resource profile they can run at once.
+        running: number of tasks that they run.
+    """
+
+    executors: int
+    slots: int
+    running: int
+
+    def __str__(self) -> str:
+        return f"{self.executors} executors with {self.slots} slots, {self.running} tasks running"
+
+
+def reported(spark: Any) -> Reported | None:
+    """Returns what Spark reports of its executors now; None in Spark Connect, whose clients are not told."""
+    if "connect" in type(spark).__module__:
+        return None
+    try:
+        context = spark.sparkContext._jsc.sc()
+        slots = context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile())
+        infos = context.statusTracker().getExecutorInfos()
+        executors = len(infos) if is_local(conf_of(spark)) else max(len(infos) - 1, 0)  # the driver is one of them
+        return Reported(executors, int(slots), sum(info.numRunningTasks() for info in infos))
+    except Exception as e:  # what is asked is no public interface of Spark's
+        log.get("launch.spark").debug("Spark's executors cannot be looked at: %s", e)
+        return None
 
 
 def result_bytes(conf: Conf) -> tuple[int, int]:

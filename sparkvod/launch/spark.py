@@ -13,6 +13,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
@@ -21,13 +22,22 @@ from sparkvod.errors import LaunchError
 from sparkvod.launch import _spark_slots, _spark_worker
 from sparkvod.launch._checks import check_call, check_count, check_env, check_handler, check_seconds
 from sparkvod.launch._pickle import dump_call
+from sparkvod.launch._spark_call import interruptible
 from sparkvod.launch._spark_job import Job
 from sparkvod.launch._spark_session import advising, check_session, check_workers_python, is_connect, no_session
 from sparkvod.launch.launcher import EventHandler, Launcher
 from sparkvod.launch.output import LinePrinter
 from sparkvod.observe.mailbox import Mailbox
 
-__all__ = ["SparkLauncher", "advising", "check_session", "check_workers_python", "on_this_host", "run"]
+__all__ = [
+    "SparkLauncher",
+    "advising",
+    "check_session",
+    "check_workers_python",
+    "interruptible",
+    "on_this_host",
+    "run",
+]
 
 _logger = log.get("launch.spark")
 _sees_us: dict[str, bool] = {}
@@ -177,6 +187,17 @@ class SparkLauncher(Launcher):
         spark = self._options.get("spark") or _session()
         return _spark_slots.check(_spark_slots.conf_of(spark), self._num_proc)
 
+    def ask_for_slots(self) -> None:
+        """Waits until the session can run all ranks, where its configuration does not reveal how many it can run.
+
+        Raises:
+            LaunchError: it cannot within the start-up time.
+        """
+        spark = self._options.get("spark") or _session()
+        if _spark_slots.num_slots(_spark_slots.conf_of(spark)) is None:
+            timeout = self._options.get("start_timeout") or config.get("spark_start_timeout")
+            Job(spark, "slots", self.num_processes(), timeout, None, False, LinePrinter(0), None).ask_for_slots()
+
 
 def _warn_of_meaningless(**arguments: Any) -> None:
     cures = {
@@ -216,7 +237,16 @@ def on_this_host(spark: Any) -> bool:
     if session not in _sees_us:
         with tempfile.TemporaryDirectory(prefix="sparkvod-look-") as folder:
             frame = spark.range(0, 1, 1, 1).mapInArrow(_look_for(folder), "seen boolean")
-            _sees_us[session] = bool(frame.collect()[0].seen)
+            until = time.monotonic() + config.get("spark_start_timeout")
+
+            def check_time(call: Any) -> None:
+                if time.monotonic() > until:
+                    raise LaunchError(
+                        f"a Spark job of one task did not end within {config.get('spark_start_timeout'):g} s: other "
+                        "jobs may hold the slots; wait for them, or raise SPARKVOD_SPARK_START_TIMEOUT"
+                    )
+
+            _sees_us[session] = bool(interruptible(spark, "look", frame.collect, check_time)[0].seen)
     return _sees_us[session]
 
 

@@ -167,8 +167,25 @@ def where(spark: Any, arguments: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def slots(spark: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Asks for one rank more than there are slots, with ``start_timeout`` for where nobody can tell that beforehand."""
-    return {way: _refused(3, 4.0, way, arguments) for way in ("silent", "mailbox")}
+    """Asks for one rank more than there are slots, with ``start_timeout`` for where only Spark can tell.
+
+    ``fit`` asks before it prepares the data.
+    """
+    from sparkvod.errors import LaunchError
+    from sparkvod.estimators import SparkBackend
+
+    data = frame(spark).selectExpr("array(a, b, more[0], more[1]) as features", "y")
+    before, began = _files(arguments), time.monotonic()
+    try:
+        estimator(arguments, num_proc=None, backend=SparkBackend(3, start_timeout=4.0, verbose=0)).fit(data)
+        raise AssertionError("it was not refused")
+    except LaunchError as e:
+        refused = {"error": str(e), "seconds": time.monotonic() - began, "prepared": len(_files(arguments) - before)}
+    return {"fit": refused, "mailbox": _refused(3, 4.0, "mailbox", arguments)}
+
+
+def _files(arguments: dict[str, Any]) -> set[Path]:
+    return set(Path(arguments["store"]).rglob("*.parquet"))
 
 
 def _refused(num_proc: int, timeout: float, way: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -13,6 +15,7 @@ from pyspark.sql import SparkSession
 import sparkvod
 from sparkvod.errors import LaunchError, WorkerError
 from sparkvod.launch import context
+from sparkvod.observe import mailbox
 
 
 def main() -> None:
@@ -58,6 +61,26 @@ def main() -> None:
     other.join()
     with pytest.raises(LaunchError, match="slots for 2 tasks"):
         sparkvod.run(gather, num_proc=3)
+
+    spark.conf.set("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "1")
+    spark.conf.set("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "true")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as a notebook's kernel does
+    interrupted: list[float] = []
+
+    def interrupt(event: dict[str, Any]) -> None:
+        if not interrupted:
+            interrupted.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def long() -> None:
+        time.sleep(2.5)
+        mailbox.current().post("ready")
+        time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        sparkvod.run(long, on_event=interrupt)
+    assert time.monotonic() - interrupted[0] < 2
+    assert spark.conf.get("spark.sql.execution.pyspark.udf.idleTimeoutSeconds") == "1"
     assert sparkvod.run(gather) == [[b"0", b"1"]] * 2
     spark.stop()
     sys.stdout.write("all went well\n")

@@ -20,6 +20,7 @@ import sparkvod
 from sparkvod.errors import LaunchError, PeerLostError, WorkerError, WorkerLostError
 from sparkvod.launch import _spark_worker, context
 from sparkvod.launch import spark as launch_spark
+from sparkvod.launch._spark_call import without_idle_timeout
 from sparkvod.launch._spark_job import Job
 from sparkvod.launch.failure import Failure
 from sparkvod.launch.launcher import Launcher
@@ -118,7 +119,11 @@ def test_a_users_error_is_not_tried_again(spark: Any, tmp_path: Path) -> None:
     assert (tmp_path / "0").read_text() + (tmp_path / "1").read_text() in ("xx", "x")
 
 
-def test_tasks_that_cannot_start_are_interrupted_with_a_reason(spark: Any) -> None:
+def test_tasks_that_cannot_start_are_interrupted_with_a_reason(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sparkvod.launch._spark_job.REPORT_SECONDS", 0.3)
+
     def slow(batches: Any) -> Any:
         time.sleep(8)
         yield from batches
@@ -130,6 +135,8 @@ def test_tasks_that_cannot_start_are_interrupted_with_a_reason(spark: Any) -> No
     with pytest.raises(LaunchError, match=r"0 of 2 tasks had started after 1 s .*interrupted.*raise start_timeout"):
         run(my_rank, num_proc=2, start_timeout=1)
     assert time.monotonic() - began < 5
+    report = r"0 of 2 ranks have a slot; Spark reports 1 executors with 4 slots, 4 tasks running: waiting for 1 s more"
+    assert re.search(report, caplog.text)
     other.join(60)  # it was not interrupted with it
     assert run(my_rank, num_proc=2) == [0, 1]
 
@@ -275,6 +282,31 @@ def test_results_larger_than_the_default_driver(leave_to_full: Callable[[str], N
     assert done.stdout.split("\n")[:2] == ["[300000000, 300000000]", "[1, 1]"], done.stderr[-3000:]
 
 
+IDLE = "spark.sql.execution.pyspark.udf.idleTimeoutSeconds"
+
+
+def test_spark_does_not_end_a_rank_that_is_quiet(spark: Any) -> None:
+    settings = {IDLE: "1", "spark.sql.execution.pyspark.udf.killOnIdleTimeout": "true"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        assert run(lambda: time.sleep(2.5), num_proc=2, verbose=0) == [None, None]
+        assert spark.conf.get(IDLE) == "1"
+        with without_idle_timeout(spark):  # two of one session, which end in another order than they began
+            first, second = without_idle_timeout(spark), without_idle_timeout(spark)
+            first.__enter__()
+            second.__enter__()
+            first.__exit__(None, None, None)
+            assert spark.conf.get(IDLE) == "0"
+            assert spark.newSession().conf.get(IDLE, None) != "1"
+            second.__exit__(None, None, None)
+            assert spark.conf.get(IDLE) == "0"
+        assert spark.conf.get(IDLE) == "1"
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
 def test_a_session_that_ends_meanwhile_is_told(spark: Any) -> None:
     job = Job(spark, "fn", 2, 10, None, False, LinePrinter(0), None)
     for text in ("ConnectionRefusedError: [Errno 111]", "Job 3 cancelled because SparkContext was shut down"):
@@ -313,7 +345,7 @@ def test_of_a_lost_executor_those_that_noticed_tell_the_rank(spark: Any, tmp_pat
     for rank in (0, 1):
         box.poster(rank).post("started", partition=rank, host=f"host{rank}")
     job = Job(spark, "fn", 2, 10, box, False, LinePrinter(0), None)
-    job._read()
+    job.read()
     seen = PeerLostError("rank 1 on host1 left during negotiation: its process ended")
     text = Failure.capture(seen, 0, "host0").to_json()
     later = threading.Timer(0.3, lambda: box.poster(0).post("failure", failure=text))
@@ -407,7 +439,7 @@ class TestAsOnACluster:
                 verbose=0,
                 env={"SPARKVOD_START_TIMEOUT": "0.5"},
             )
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 40
         assert caught.value.lost_peer
 
     def test_large_results_go_through_a_shared_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
