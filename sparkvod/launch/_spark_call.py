@@ -39,7 +39,8 @@ class Call(Generic[_T]):
     def __init__(self, spark: Any, name: str, call: Callable[[], _T]) -> None:
         self._spark, self._call = spark, call
         self._connect = "connect" in type(spark).__module__
-        self._tag = f"sparkvod.{name}.{secrets.token_hex(4)}"
+        #: What all its jobs are tagged with.
+        self.tag = f"sparkvod.{name}.{secrets.token_hex(4)}"
         self._outcome: Future[_T] = Future()
 
     def start(self) -> None:
@@ -60,11 +61,11 @@ class Call(Generic[_T]):
         """Cancels the jobs that the call runs at this moment, and no others."""
         try:
             if self._connect:
-                self._spark.interruptTag(self._tag)
+                self._spark.interruptTag(self.tag)
             else:
-                self._spark.sparkContext.cancelJobsWithTag(self._tag)
+                self._spark.sparkContext.cancelJobsWithTag(self.tag)
         except Exception as e:  # the session may be ending itself
-            _logger.warning("the Spark jobs with the tag %s could not be cancelled: %s", self._tag, e)
+            _logger.warning("the Spark jobs with the tag %s could not be cancelled: %s", self.tag, e)
 
     def end(self) -> None:
         """Cancels the call's jobs until it has ended, for a few seconds at most."""
@@ -73,21 +74,21 @@ class Call(Generic[_T]):
             self.cancel()
             if self.ended(_CANCEL_SECONDS):
                 return
-        _logger.warning("the call with the tag %s did not end within %g s of its cancellation", self._tag, _END_SECONDS)
+        _logger.warning("the call with the tag %s did not end within %g s of its cancellation", self.tag, _END_SECONDS)
 
     def _run(self) -> None:
         tags = self._spark if self._connect else self._spark.sparkContext
         add, remove = ("addTag", "removeTag") if self._connect else ("addJobTag", "removeJobTag")
         try:
-            getattr(tags, add)(self._tag)
+            getattr(tags, add)(self.tag)
             self._outcome.set_result(self._call())
         except BaseException as e:  # for the caller
             self._outcome.set_exception(e)
         finally:
             try:
-                getattr(tags, remove)(self._tag)
+                getattr(tags, remove)(self.tag)
             except Exception as e:  # the session has ended, which the call's own error tells
-                _logger.debug("the tag %s could not be removed: %s", self._tag, e)
+                _logger.debug("the tag %s could not be removed: %s", self.tag, e)
 
 
 def interruptible(

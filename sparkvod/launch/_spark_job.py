@@ -125,21 +125,21 @@ class Job:
         """Whether tasks are not known to have started."""
         return len(self._started) < self._size
 
-    def standing(self) -> str:
+    def standing(self, tag: str) -> str:
         """Returns how many ranks can run, with what Spark itself reports."""
         if self._started:
             return f"{len(self._started)} of {self._size} ranks have started"
-        found = _spark_slots.reported(self._spark)
+        found = _spark_slots.reported(self._spark, tag)
         if found is None:
             return f"none of {self._size} ranks has started; this session does not report how many slots are free"
-        free = min(max(found.slots - found.running, 0), self._size)
+        free = min(max(found.slots - found.running + found.own, 0), self._size)
         return f"{free} of {self._size} ranks have a slot; Spark reports {found}"
 
-    def give_up(self) -> None:
+    def give_up(self, tag: str) -> None:
         """Remembers that the tasks did not start in time."""
         count = "not all" if self._box is None else f"{len(self._started)}"
         self._late = (
-            f"{count} of {self._size} tasks had started after {self.timeout:g} s (start_timeout; {self.standing()})"
+            f"{count} of {self._size} tasks had started after {self.timeout:g} s (start_timeout; {self.standing(tag)})"
         )
 
     def read(self) -> None:
@@ -274,14 +274,15 @@ class _Watch:
         if not self._deadline or not (self._job.waiting or self._cancel):
             return
         if self._cancel is None and now > self._began + self._job.timeout:
-            self._job.give_up()
+            self._job.give_up(call.tag)
             self._cancel = now
         if self._cancel is not None and now >= self._cancel:
             call.cancel()  # again and again: it may come before the job is known to Spark
             self._cancel = now + 1
         elif self._cancel is None and now > self._report:
             self._report = now + REPORT_SECONDS
-            _logger.warning("%s: waiting for %.0f s more", self._job.standing(), self._began + self._job.timeout - now)
+            left = self._began + self._job.timeout - now
+            _logger.warning("%s: waiting for %.0f s more", self._job.standing(call.tag), left)
 
 
 def _essence(text: str) -> str:

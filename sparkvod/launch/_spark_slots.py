@@ -75,29 +75,44 @@ class Reported:
         executors: number of those that are registered.
         slots: how many tasks of the default resource profile they can run at once.
         running: number of tasks that they run.
+        own: how many of those belong to the job that asks.
     """
 
     executors: int
     slots: int
     running: int
+    own: int
 
     def __str__(self) -> str:
         return f"{self.executors} executors with {self.slots} slots, {self.running} tasks running"
 
 
-def reported(spark: Any) -> Reported | None:
-    """Returns what Spark reports of its executors now; None in Spark Connect, whose clients are not told."""
+def reported(spark: Any, tag: str) -> Reported | None:
+    """Returns what Spark reports of its executors now; None in Spark Connect, whose clients are not told.
+
+    Args:
+        spark: the session.
+        tag: tag of the job that asks.
+    """
     if "connect" in type(spark).__module__:
         return None
     try:
         context = spark.sparkContext._jsc.sc()
         slots = context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile())
-        infos = context.statusTracker().getExecutorInfos()
+        tracker = context.statusTracker()
+        infos = tracker.getExecutorInfos()
         executors = len(infos) if is_local(conf_of(spark)) else max(len(infos) - 1, 0)  # the driver is one of them
-        return Reported(executors, int(slots), sum(info.numRunningTasks() for info in infos))
+        own = sum(_active_tasks(tracker, job) for job in tracker.getJobIdsForTag(tag))
+        return Reported(executors, int(slots), sum(info.numRunningTasks() for info in infos), own)
     except Exception as e:  # what is asked is no public interface of Spark's
         log.get("launch.spark").debug("Spark's executors cannot be looked at: %s", e)
         return None
+
+
+def _active_tasks(tracker: Any, job: int) -> int:
+    found = tracker.getJobInfo(job)
+    stages = [tracker.getStageInfo(stage) for stage in found.get().stageIds()] if found.isDefined() else []
+    return sum(stage.get().numActiveTasks() for stage in stages if stage.isDefined())
 
 
 def result_bytes(conf: Conf) -> tuple[int, int]:

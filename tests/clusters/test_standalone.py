@@ -55,7 +55,7 @@ def test_ranks_that_can_never_start_are_told_in_time(found: dict[str, Any]) -> N
     for refused in found["slots"].values():
         assert "the cluster has too few: give a smaller num_proc, ask for more executors" in refused["error"]
         assert reported in refused["error"]
-        assert 4 <= refused["seconds"] < 12
+        assert 4 <= refused["seconds"] < 30
 
 
 def test_fits_at_once_queue(found: dict[str, Any], reference: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 import sparkvod
 from sparkvod.errors import LaunchError, PeerLostError, WorkerError, WorkerLostError
-from sparkvod.launch import _spark_worker, context
+from sparkvod.launch import _spark_slots, _spark_worker, context
 from sparkvod.launch import spark as launch_spark
 from sparkvod.launch._spark_call import without_idle_timeout
 from sparkvod.launch._spark_job import Job
@@ -130,7 +130,10 @@ def test_tasks_that_cannot_start_are_interrupted_with_a_reason(
 
     other = threading.Thread(target=lambda: spark.range(0, 4, 1, 4).mapInArrow(slow, "id long").collect())
     other.start()
-    time.sleep(1.5)
+    deadline = time.monotonic() + 60
+    while (found := _spark_slots.reported(spark, "none")) is None or found.running < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     began = time.monotonic()
     with pytest.raises(LaunchError, match=r"0 of 2 tasks had started after 1 s .*interrupted.*raise start_timeout"):
         run(my_rank, num_proc=2, start_timeout=1)
