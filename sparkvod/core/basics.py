@@ -74,17 +74,33 @@ class World:
         return f"{kind}.noname.{self.number(kind)}"
 
     def borrow_name(self, kind: str) -> str:
-        """Returns a name for an operation that the caller waits for; :meth:`return_name` gives it back.
+        """Returns the name for an operation that the caller waits for; :meth:`return_name` gives it back.
 
-        Used over and over, so that the engine's response cache knows it.
+        There is one for each kind, so that the n-th operation without a name is the n-th of every rank, and the
+        engine's response cache knows it.
+
+        Raises:
+            ValueError: another one waits for such an operation at this moment, in another thread. Which is first is
+                chance, and may be another one on other ranks: the world ends, before two that differ are taken for one.
         """
         idle = self._idle.get(kind)
         if idle is None:
-            idle = self._idle.setdefault(kind, [])
+            idle = self._idle.setdefault(kind, [f"{kind}.noname.sync"])
         try:
-            return idle.pop()
+            return idle.pop()  # atomic
         except IndexError:
-            return f"{kind}.noname.sync{self.number(kind + '.sync')}"
+            if self.size == 1:  # nobody to disagree with
+                return f"{kind}.noname.sync{self.number(kind + '.sync')}"
+            raise self._overlap(kind) from None
+
+    def _overlap(self, kind: str) -> ValueError:
+        words = (
+            f"two threads have each called {kind} without a name at the same time, whose order the other ranks cannot "
+            "know: pass name=, the same on all ranks and another one in each thread, or call it from one thread"
+        )
+        if self.engine is not None:
+            self.engine.abort(f"rank {self.rank}: {words}")
+        return ValueError(words)
 
     def return_name(self, kind: str, name: str) -> None:
         """Gives back what :meth:`borrow_name` gave."""

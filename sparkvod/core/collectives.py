@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from sparkvod._native import Engine, Exchange, Memory
 from sparkvod.core import basics, ops
 from sparkvod.core.handles import Pending, abandon
+from sparkvod.errors import HorovodInternalError
 
 
 class Adapter(Protocol):
@@ -125,6 +126,10 @@ def _allreduce_seen(
         return engine.allreduce_tensor(name, tensor, exchange, op, prescale, postscale, wake, process_set)
     except TypeError as error:
         raise ops.explained(error, name, prescale, postscale) from None
+    except HorovodInternalError:
+        raise
+    except RuntimeError:  # the framework's own, of a tensor that its table cannot describe: the adapter says why
+        return None
 
 
 def _allreduce_arranged(

@@ -48,9 +48,10 @@ def reached(adapter: Adapter, asked_to_stop: bool, when: str) -> bool:
         problems += _weights(adapter, rank, size, when)
     if problems:
         raise ValueError(
-            f"{' and '.join(problems)} {when}, the same on all ranks were expected, since each applies the same "
-            "gradients to its own copy of the model; a callback changed them on one rank only: let it do so on all "
-            "ranks alike, by the figures of an epoch's end, which are the same everywhere, not by those of a batch"
+            f"{' and '.join(problems)} {when}: all ranks must hold the same, since each applies the same gradients to "
+            "its own copy of the model. If a callback or train_minibatch_fn changes them, it must make the same "
+            "change on all ranks, by the figures of an epoch's end, which are the same everywhere, not by those of a "
+            "batch or by random numbers"
         )
     return bool(found[0])
 

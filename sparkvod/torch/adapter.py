@@ -58,6 +58,11 @@ def host(tensor: torch.Tensor) -> torch.Tensor:
         raise TypeError(
             f"a {type(tensor).__name__} was found, a torch.Tensor was expected; convert it by torch.as_tensor"
         )
+    if tensor.is_nested:
+        raise ValueError(
+            "nested tensors cannot be sent, since their rows have different shapes: send tensor.values() and the "
+            "offsets of the rows, each tensor of tensor.unbind(), or torch.nested.to_padded_tensor(tensor, 0.0)"
+        )
     if tensor.layout is not torch.strided:
         raise ValueError(
             f"a tensor of layout {tensor.layout} was found, a dense one was expected; call to_dense() first"

@@ -11,7 +11,9 @@ from sparkvod.core.agreement import Description
 from sparkvod.core.ops import CODES, DTYPES
 from sparkvod.core.reducer import Reducer
 from sparkvod.torch import adapter, buckets
-from sparkvod.torch.gradients import KeepsNothing, Reduction, Taken, dense
+from sparkvod.torch.gradients import KeepsNothing, Reduction, dense
+from sparkvod.torch.in_flight import Owner, Taken
+from sparkvod.torch.places import Place
 
 
 class BucketGradients(KeepsNothing):
@@ -27,6 +29,7 @@ class BucketGradients(KeepsNothing):
         names: their names.
         reduction: how to reduce.
         groups: indices of parameters that share a bucket, None to fill buckets by size.
+        owner: who asks for the reduction.
         first: the number of the optimizer's parameters before these.
     """
 
@@ -37,16 +40,21 @@ class BucketGradients(KeepsNothing):
         names: Sequence[str],
         reduction: Reduction,
         groups: Sequence[Sequence[int]] | None,
+        owner: Owner,
         first: int = 0,
     ) -> None:
         self._reduction = reduction
         self._parameters, self._names = list(parameters), list(names)
         self._staged: set[int] = set()
-        self._taken = Taken()
+        self._taken = Taken(parameters, names, owner)
         plans = buckets.plan(parameters, names, self._code, groups, first)
         scales = reduction.prescale, reduction.postscale
         self._reducer = Reducer(engine, plans, reduction.op, *scales, reduction.process_set)
-        self._views = [self._view(index) for index in range(len(self._parameters))]
+        cast = reduction.compression.wire is not None
+        self._places = [
+            Place(parameter, name, *self._reducer.place(index), cast)
+            for index, (parameter, name) in enumerate(zip(parameters, names, strict=True))
+        ]
 
     @property
     def announce(self) -> bool:
@@ -77,15 +85,9 @@ class BucketGradients(KeepsNothing):
         wire = self._reduction.compression.wire
         return adapter.dtype_code(parameter.dtype, f"parameter {name!r}") if wire is None else CODES[wire]
 
-    def _view(self, index: int) -> torch.Tensor:
-        parameter = self._parameters[index]
-        bucket, slot = self._reducer.place(index)
-        dtype = adapter.dtype_of(bucket.plan.dtype)
-        if slot.count == 0:
-            return torch.empty(parameter.shape, dtype=dtype)
-        # The parameter's own memory order, so that the optimizer's fused loops find equal strides.
-        stride = parameter.stride() if _fills_its_memory(parameter) else None
-        return adapter.over(bucket.memory, dtype, slot.offset, parameter.shape, stride)
+    def fits(self) -> bool:
+        """Returns whether the parameters still have the dtypes that the buckets were planned for."""
+        return all(place.fits for place in self._places)
 
     @property
     def begun(self) -> bool:
@@ -94,26 +96,18 @@ class BucketGradients(KeepsNothing):
 
     def take(self, index: int) -> None:
         """Puts a complete gradient in its bucket; a full bucket's allreduce begins."""
-        parameter, view = self._parameters[index], self._views[index]
-        if parameter.grad is not view:
-            self._load(index, parameter, view)
-        self._taken.take(index, parameter)
-        self._reducer.ready(index)
-
-    def _load(self, index: int, parameter: torch.nn.Parameter, view: torch.Tensor) -> None:
+        parameter, place = self._parameters[index], self._places[index]
         assert parameter.grad is not None
         gradient = dense(parameter.grad, self._names[index], self._reduction.sparse_as_dense)
-        view.copy_(gradient)
-        if self._is_direct(parameter, view):
-            parameter.grad = view
+        place.load(gradient)
+        if place.is_direct:
+            gradient = place.tensor()
         else:
             self._staged.add(index)
-            if gradient is not parameter.grad:
-                parameter.grad = gradient
-
-    @staticmethod
-    def _is_direct(parameter: torch.nn.Parameter, view: torch.Tensor) -> bool:
-        return parameter.dtype == view.dtype and parameter.is_cpu
+        if gradient is not parameter.grad:
+            parameter.grad = gradient
+        self._taken.take(index)
+        self._reducer.ready(index)
 
     def reduce(self) -> list[str]:
         """Completes all buckets, waits, and sets the gradients; those that no rank had stay None."""
@@ -125,41 +119,45 @@ class BucketGradients(KeepsNothing):
                     without.append(index)
                 else:
                     self.take(index)
-            changed = self._taken.restore(self._parameters)
+            changed = self._restored()
             self._reducer.wait()
             for index in self._staged:
                 gradient = self._parameters[index].grad
-                assert gradient is not None
-                adapter.copy_into(gradient, self._views[index])
+                if gradient is None:
+                    continue  # refused as changed, below
+                adapter.copy_into(gradient, self._places[index].tensor())
             for index in without:
                 if self._reducer.had_gradient(index):
                     self._parameters[index].grad = self._received(index)
         finally:
             self._staged.clear()
-            self._taken.clear()
+            self._taken.restore()
             self._reducer.reset()
         return [self._names[index] for index in changed]
 
+    def _restored(self) -> list[int]:
+        # Whoever kept a gradient of an earlier step may have changed it, or given it other memory.
+        changed = set(self._taken.restore())
+        for index, (parameter, place) in enumerate(zip(self._parameters, self._places, strict=True)):
+            if parameter.grad is not None and place.is_direct and index not in self._staged:
+                view = place.tensor()
+                if parameter.grad is not view:
+                    parameter.grad = view
+                    changed.add(index)
+        return sorted(changed)
+
     def _received(self, index: int) -> torch.Tensor:
-        parameter, view = self._parameters[index], self._views[index]
-        if self._is_direct(parameter, view):
+        parameter, view = self._parameters[index], self._places[index].tensor()
+        if self._places[index].is_direct:
             return view
         return view.to(device=parameter.device, dtype=parameter.dtype, copy=True)
+
+    def give_back(self) -> None:
+        """Gives the parameters back the gradients that were on their way, as they are."""
+        self._taken.restore()
 
     def drain(self) -> None:
         """Waits for what was started and forgets it."""
         self._staged.clear()
-        self._taken.clear()
+        self._taken.restore()
         self._reducer.drain()
-
-
-def _fills_its_memory(parameter: torch.Tensor) -> bool:
-    # True when the strides are a permutation of contiguous ones: no element is skipped or shared.
-    expected = 1
-    for stride, length in sorted(
-        (stride, length) for stride, length in zip(parameter.stride(), parameter.shape, strict=True) if length > 1
-    ):
-        if stride != expected:
-            return False
-        expected *= length
-    return True

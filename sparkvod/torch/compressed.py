@@ -13,7 +13,8 @@ from sparkvod.core.compression import described
 from sparkvod.core.handles import Pending, abandon_all, wait_for_all
 from sparkvod.core.ops import Max
 from sparkvod.torch import adapter
-from sparkvod.torch.gradients import KeepsNothing, Reduction, Taken, dense, named
+from sparkvod.torch.gradients import KeepsNothing, Reduction, dense, named
+from sparkvod.torch.in_flight import Owner, Taken
 
 
 class CompressedGradients(KeepsNothing):
@@ -23,6 +24,7 @@ class CompressedGradients(KeepsNothing):
         parameters: the parameters.
         names: their names.
         reduction: how to reduce.
+        owner: who asks for the reduction.
         first: the number of the optimizer's parameters before these.
     """
 
@@ -31,6 +33,7 @@ class CompressedGradients(KeepsNothing):
         parameters: Sequence[torch.nn.Parameter],
         names: Sequence[str],
         reduction: Reduction,
+        owner: Owner,
         first: int = 0,
     ) -> None:
         self._first = first
@@ -42,7 +45,11 @@ class CompressedGradients(KeepsNothing):
         self._started: dict[int, tuple[Pending, Any]] = {}
         started = self._started
         abandon_all(self, lambda: [pending for pending, _ in started.values()])
-        self._taken = Taken()
+        self._taken = Taken(parameters, names, owner)
+
+    def fits(self) -> bool:
+        """Returns True: each gradient travels in the dtype that it has."""
+        return True
 
     def description(self) -> Description:
         """Returns what the ranks must have in common."""
@@ -67,24 +74,24 @@ class CompressedGradients(KeepsNothing):
         """Compresses a complete gradient and begins its allreduce; before the release that is left to ``reduce``."""
         if self._prefix is None:
             self._unsent.add(index)
-            self._taken.take(index, self._parameters[index])
+            self._taken.take(index)
             return
         parameter, name, reduction = self._parameters[index], self._names[index], self._reduction
         assert parameter.grad is not None
         compressed, context = reduction.compression.compress(dense(parameter.grad, name, reduction.sparse_as_dense))
         self._started[index] = reduction.begin(compressed, f"{self._prefix}.{name}"), context
-        self._taken.take(index, parameter)
+        self._taken.take(index)
 
     def reduce(self) -> list[str]:
         """Sends zeros for the gradients that are missing, waits, and sets all gradients."""
         self._unsent.clear()
-        changed = self._taken.restore(self._parameters)
+        changed = self._taken.restore()
         for index, parameter in enumerate(self._parameters):
             if index not in self._started:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 self.take(index)
-        self._taken.clear()
+        self._taken.restore()
         news = self._tell()
         started = dict(self._started)
         self._started.clear()
@@ -98,7 +105,7 @@ class CompressedGradients(KeepsNothing):
             gradient = self._parameters[index].grad
             if gradient is not None and gradient.layout is torch.strided:
                 adapter.copy_into(gradient, reduced)
-            else:
+            elif index not in changed:
                 self._parameters[index].grad = reduced
         if error is not None:
             news.wait()
@@ -111,10 +118,14 @@ class CompressedGradients(KeepsNothing):
         news, name = torch.tensor([self.announce]), f"{self._prefix}.news{self._first or ''}"
         return collectives.allreduce(adapter, news, name, Max, in_place=True, process_set=self._reduction.process_set)
 
+    def give_back(self) -> None:
+        """Gives the parameters back the gradients that were on their way, as they are."""
+        self._taken.restore()
+
     def drain(self) -> None:
         """Waits for what was started and forgets it."""
         self._unsent.clear()
-        self._taken.clear()
+        self._taken.restore()
         started = [pending for pending, _ in self._started.values()]
         self._started.clear()
         wait_for_all(started)

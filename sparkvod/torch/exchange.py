@@ -75,6 +75,7 @@ class GradientExchange:
         self._place = (0, 1)
         self._prefix = ""
         self._fresh = True
+        self._completed = False
         self._names: list[str] = []
         self._known: list[torch.nn.Parameter] = []
         self._others: list[tuple[torch.nn.Parameter, str]] = []
@@ -93,13 +94,17 @@ class GradientExchange:
             ValueError: the process set is not registered in it, or this rank is none of the set's.
         """
         world = basics.world()
-        if world.generation == self._generation:
+        # A model that was converted before the ranks have agreed on anything only needs other buckets.
+        stays = self._prefix or self._gradients is None or self._gradients.begun or self._gradients.fits()
+        if world.generation == self._generation and stays:
             return self._gradients
         members = ops.own_set_id(self.settings.process_set, "DistributedOptimizer")
         _remove_all(self._hooks)
         self._members = members
         self._place = self.place
         self.kept()
+        if self._gradients is not None:
+            self._gradients.give_back()  # what another world did not finish
         self._generation = world.generation
         self._gradients, self._prefix = None, ""
         self._names, self._known, self._others, self._passes_left = [], [], [], []
@@ -138,12 +143,12 @@ class GradientExchange:
         lossy, compressor = lossy_and_compressor(settings.compression)
         reduction = Reduction(op, prescale, postscale, compressor, settings.sparse_as_dense, self._members, size)
         if lossy is not None:
-            part = LossyGradients(parameters, names, reduction, lossy, self._groups_of(names), first)
+            part = LossyGradients(parameters, names, reduction, lossy, self._groups_of(names), self, first)
             part.restore(self._kept)
             return part
         if not only_casts(compressor):
-            return CompressedGradients(parameters, names, reduction, first)
-        return BucketGradients(basics.engine(), parameters, names, reduction, self._groups_of(names), first)
+            return CompressedGradients(parameters, names, reduction, self, first)
+        return BucketGradients(basics.engine(), parameters, names, reduction, self._groups_of(names), self, first)
 
     def _groups_of(self, names: Sequence[str]) -> list[list[int]] | None:
         # The settings count all parameters, the buckets only those that are trained. Added ones go by size.
@@ -226,18 +231,16 @@ class GradientExchange:
 
     def on_gradient(self, index: int) -> None:
         """Called by autograd when a backward pass has written a parameter's gradient."""
-        if self._generation != basics.generation():
+        if self._generation != basics.generation() or not self._prefix:
             if not basics.is_initialized():
                 return
-            self.attach()
+            before, name = self._gradients, self._names[index]
+            if self.attach() is not before and self._gradients is not None:
+                index = self._names.index(name)
         if self._gradients is None:
             return
         if self._passes_left[index] <= 0:
-            raise AssertionError(
-                f"gradients were computed more than backward_passes_per_step={self.settings.passes} times before "
-                f"step() or synchronize() (parameter {self._names[index]!r}); call step() in between, or raise "
-                "backward_passes_per_step to accumulate gradients locally"
-            )
+            raise self.computed_again(self._names[index])
         if self._backward_ns == 0:
             self._backward_ns = time.monotonic_ns()
         self._passes_left[index] -= 1
@@ -249,8 +252,9 @@ class GradientExchange:
 
     @property
     def begun(self) -> bool:
-        """Whether a gradient is on its way."""
-        return self._gradients is not None and self._gradients.begun
+        """Whether a gradient is on its way, in this world."""
+        current = self._gradients is not None and self._generation == basics.generation()
+        return current and self._gradients is not None and self._gradients.begun
 
     @property
     def unreduced(self) -> bool:
@@ -299,6 +303,54 @@ class GradientExchange:
             self.new_step()
         refuse_changed(changed)
 
+    def computed_again(self, name: str) -> AssertionError:
+        """Returns what to raise where a parameter gets a gradient after its last pass of this step."""
+        return AssertionError(
+            f"gradients were computed more than backward_passes_per_step={self.settings.passes} times before step() or "
+            f"synchronize() (parameter {name!r}): call step() in between, or raise backward_passes_per_step to sum the "
+            "passes. If a loss is not meant to train this parameter (GAN, several optimizers), pass what it trains as "
+            "backward(inputs=...). With checkpointing, pass use_reentrant=False; for gradients of gradients, use "
+            "torch.autograd.grad(..., create_graph=True)"
+        )
+
+    # ---- a GradScaler ----
+
+    @property
+    def completed(self) -> bool:
+        """Whether the gradients of the coming step were reduced for a GradScaler, and are still there."""
+        return self._completed and self._fresh and bool(self.gradients())
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Returns the gradients that the parameters have now."""
+        return [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+
+    def complete(self) -> list[torch.Tensor]:
+        """Reduces the gradients for a GradScaler, on all ranks alike.
+
+        Returns:
+            Those that it will not find, since it has looked at this rank's: of dtypes and devices that are new.
+        """
+        before = {(gradient.dtype, gradient.device) for gradient in self.gradients()}
+        self.reduce()
+        self._completed = True
+        return [gradient for gradient in self.gradients() if (gradient.dtype, gradient.device) not in before]
+
+    def complete_for_step(self) -> None:
+        """Reduces the gradients when ``GradScaler.step()`` begins, unless that was done; a rank may have none.
+
+        Raises:
+            ValueError: backward passes are missing: the scaler may have unscaled gradients of this rank alone.
+        """
+        if self.attach() is None or self.completed:
+            return
+        if self.unreduced and not self.begun:
+            raise ValueError(
+                f"scaler.step() was called after fewer backward passes than "
+                f"backward_passes_per_step={self.settings.passes}, with gradients of this rank alone: call "
+                "optimizer.synchronize() after the last backward(), before unscale_() and step() of the scaler"
+            )
+        self.complete()
+
     def _refuse_anothers_gradients(self) -> None:
         # Only after another optimizer took the parameters can gradients be in its hands.
         optimizer = self._optimizer()
@@ -311,8 +363,8 @@ class GradientExchange:
                 if owner is not None and owner is not self and owner.begun:
                     raise RuntimeError(
                         "step() found gradients that another DistributedOptimizer over the same parameters is "
-                        "reducing, its own were expected; call zero_grad() of the optimizer that will make the step "
-                        "before backward()"
+                        "reducing: for each optimizer in turn call zero_grad(), backward() and step(), or put "
+                        "parameters that several losses train into one optimizer"
                     )
 
     def prepare(self) -> None:
@@ -324,7 +376,7 @@ class GradientExchange:
     def new_step(self) -> None:
         """Begins to count backward passes anew."""
         self._passes_left = [self.settings.passes] * len(self._names)
-        self._fresh = True
+        self._fresh, self._completed = True, False
 
     def drain(self) -> None:
         """Waits for what is on its way and forgets it."""

@@ -90,6 +90,9 @@ class Gradients(Protocol):
     def begun(self) -> bool:
         """Whether a gradient was taken that is not yet reduced."""
 
+    def fits(self) -> bool:
+        """Returns whether the parameters still have the dtypes that were planned for."""
+
     def description(self) -> Description:
         """Returns what the ranks must have in common."""
 
@@ -107,6 +110,9 @@ class Gradients(Protocol):
 
     def drain(self) -> None:
         """Waits for what was started and forgets it."""
+
+    def give_back(self) -> None:
+        """Gives the parameters back the gradients that were on their way, as they are."""
 
     def keep(self, kept: Kept) -> None:
         """Adds copies of what is kept for the next step."""
@@ -140,35 +146,6 @@ def dense(gradient: torch.Tensor, name: str, sparse_as_dense: bool) -> torch.Ten
     return gradient.to_dense()
 
 
-class Taken:
-    """Gradients that are on their way, as they were when they were taken.
-
-    Whoever changes one then changes nothing that travels, or half of it, on one rank.
-    """
-
-    def __init__(self) -> None:
-        self._gradients: dict[int, tuple[torch.Tensor, int]] = {}
-
-    def take(self, index: int, parameter: torch.nn.Parameter) -> None:
-        """Notes the gradient of a parameter."""
-        gradient = parameter.grad
-        assert gradient is not None
-        self._gradients[index] = gradient, gradient._version
-
-    def restore(self, parameters: Sequence[torch.nn.Parameter]) -> list[int]:
-        """Puts replaced gradients back, to take the results, and returns which were replaced or changed."""
-        changed = []
-        for index, (gradient, version) in self._gradients.items():
-            if parameters[index].grad is not gradient or gradient._version != version:
-                parameters[index].grad = gradient
-                changed.append(index)
-        return changed
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self._gradients.clear()
-
-
 def refuse_changed(names: Iterable[str]) -> None:
     """Refuses gradients that were changed on their way.
 
@@ -180,8 +157,8 @@ def refuse_changed(names: Iterable[str]) -> None:
         others = f" and {len(found) - 1} others" if len(found) > 1 else ""
         raise ValueError(
             f"the gradient of {found[0]!r}{others} was changed, replaced or cleared between backward() and step() or "
-            "synchronize(), while it was being reduced, and was expected to be left alone; call synchronize(), change "
-            "gradients (clip, unscale) after it, and step() within 'with optimizer.skip_synchronize():'"
+            "synchronize(), while it was being reduced: call synchronize() first, change gradients (clip, unscale) "
+            "after it, and call step() within 'with optimizer.skip_synchronize():'"
         )
 
 

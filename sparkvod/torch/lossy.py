@@ -19,8 +19,10 @@ from sparkvod.core.ops import CODES
 from sparkvod.core.reducer import BucketPlan
 from sparkvod.errors import HorovodInternalError
 from sparkvod.torch import adapter, buckets
-from sparkvod.torch.gradients import Kept, Reduction, Taken, dense
+from sparkvod.torch.gradients import Kept, Reduction, dense
+from sparkvod.torch.in_flight import Owner, Taken
 from sparkvod.torch.lossy_bucket import LossyBucket
+from sparkvod.torch.places import refuse_wider
 from sparkvod.torch.powersgd import PowerSGDBucket
 from sparkvod.torch.topk import TopKBucket
 
@@ -36,6 +38,7 @@ class LossyGradients:
         reduction: how to reduce; its compressor is for what is sent.
         lossy: the lossy stage.
         groups: indices of parameters that share a bucket, None to fill buckets by size.
+        owner: who asks for the reduction.
         first: the number of the optimizer's parameters before these.
     """
 
@@ -46,6 +49,7 @@ class LossyGradients:
         reduction: Reduction,
         lossy: Lossy,
         groups: Sequence[Sequence[int]] | None,
+        owner: Owner,
         first: int = 0,
     ) -> None:
         self.announce = self.heard = False
@@ -58,7 +62,8 @@ class LossyGradients:
         self._places = {slot.index: (bucket, place) for bucket in made for place, slot in enumerate(bucket.plan.slots)}
         self._released = False
         self._ready: set[int] = set()
-        self._taken = Taken()
+        self._taken = Taken(parameters, names, owner)
+        self._planned = [parameter.dtype for parameter in parameters]
         self._error: HorovodInternalError | None = None
         self._lock = threading.Lock()
 
@@ -73,6 +78,10 @@ class LossyGradients:
         if isinstance(self._lossy, TopK):
             return TopKBucket(self._lossy, plan, names, shapes, self._reduction)
         return PowerSGDBucket(self._lossy, plan, names, shapes, self._reduction)
+
+    def fits(self) -> bool:
+        """Returns whether the parameters still have the dtypes that the buckets were planned for."""
+        return all(p.dtype is planned for p, planned in zip(self._parameters, self._planned, strict=True))
 
     def description(self) -> Description:
         """Returns what the ranks must have in common."""
@@ -98,8 +107,10 @@ class LossyGradients:
     def take(self, index: int) -> None:
         """Notes that a gradient is complete; a bucket that has all of its own is sent."""
         with self._lock:
-            self._taken.take(index, self._parameters[index])
             bucket, _ = self._places[index]
+            if self._parameters[index].dtype is not self._planned[index]:
+                refuse_wider(self._parameters[index], self._names[index], self._planned[index], bucket.dtype)
+            self._taken.take(index)
             self._ready.add(index)
             bucket.waiting -= 1
             if bucket.waiting == 0 and self._released:
@@ -110,8 +121,7 @@ class LossyGradients:
         with torch.no_grad():
             for place, slot in enumerate(bucket.plan.slots):
                 if place not in bucket.absent and slot.count:
-                    gradient = self._parameters[slot.index].grad
-                    assert gradient is not None
+                    gradient = self._taken.gradient(slot.index)
                     gradient = dense(gradient, self._names[slot.index], self._reduction.sparse_as_dense)
                     mine = bucket.part(bucket.memory, slot).view(gradient.shape)
                     mine.add_(gradient.to(device=mine.device, dtype=mine.dtype))
@@ -139,11 +149,11 @@ class LossyGradients:
             for index, parameter in enumerate(self._parameters):
                 if index not in self._ready and parameter.grad is not None:
                     self.take(index)
-            changed = self._taken.restore(self._parameters)
             for bucket in self._buckets:
                 if not bucket.begun:
                     bucket.absent = {k for k, slot in enumerate(bucket.plan.slots) if slot.index not in self._ready}
                     self._begin(bucket)
+            changed = self._taken.restore()
             self._finish()
             for bucket in self._buckets:
                 self._give(bucket)
@@ -174,9 +184,13 @@ class LossyGradients:
     def _forget(self) -> None:
         self._error = None
         self._ready.clear()
-        self._taken.clear()
+        self._taken.restore()
         for bucket in self._buckets:
             bucket.reset()
+
+    def give_back(self) -> None:
+        """Gives the parameters back the gradients that were on their way, as they are."""
+        self._taken.restore()
 
     def drain(self) -> None:
         """Waits for what was started and forgets it; what it took out of the memories is lost."""

@@ -85,6 +85,9 @@ class _Distributed(Optimizer):
             HorovodInternalError: an allreduce failed; no parameter was changed by this rank's step.
         """
         synchronized, self._synchronized = self._synchronized, False
+        if closure is None and self._exchange.completed:
+            self._exchange.new_step()
+            return _step(super().step, None, kwargs)
         if not self._synchronizes:
             self._exchange.refuse_unreduced()
             return _step(super().step, closure and _followed(closure, self._exchange.refuse_unreduced), kwargs)
@@ -105,6 +108,18 @@ class _Distributed(Optimizer):
 
         return _step(super().step, _followed(closure, self._exchange.reduce), kwargs)
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # What torch.amp.GradScaler.step() asks before it looks at gradients. Here they are reduced, so that all ranks
+        # find the same ones not finite, and a rank without rows has those of the others.
+        if self._synchronizes and not self._synchronized:
+            self._exchange.complete_for_step()
+        return bool(self.__dict__.get("_step_supports_amp_scaling", False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = supports
+
     # The wrapped class's step runs the user's step hooks; torch must not wrap this one to run them again.
     step.hooked = True  # type: ignore[attr-defined]
 
@@ -117,7 +132,9 @@ class _Distributed(Optimizer):
         if self._exchange.begun:
             raise AssertionError(
                 "zero_grad() was called between backward() and step() or synchronize(), while gradients are being "
-                "reduced; call it after step() or before backward()"
+                "reduced: call it after step() or before backward(). If a loss of another model has computed them, as "
+                "a GAN's generator does with its discriminator's, pass the parameters that it trains: "
+                "loss.backward(inputs=list(model.parameters()))"
             )
         self._exchange.prepare()
         self._synchronized = False

@@ -51,6 +51,10 @@ class Parts:
         for part in self._parts[: self._released]:
             part.announce = news
 
+    def fits(self) -> bool:
+        """Returns whether the parameters still have the dtypes that were planned for."""
+        return all(part.fits() for part in self._parts)
+
     def description(self) -> Description:
         """Returns what the ranks must have in common, of all parts."""
         each = [part.description() for part in self._parts]
@@ -87,6 +91,11 @@ class Parts:
         """Waits for what was started and forgets it."""
         for part in self._parts:
             part.drain()
+
+    def give_back(self) -> None:
+        """Gives the parameters back the gradients that were on their way, as they are."""
+        for part in self._parts:
+            part.give_back()
 
     def keep(self, kept: Kept) -> None:
         """Adds copies of what is kept for the next step."""

@@ -41,6 +41,8 @@ def sparse_allreduce_async(
         )
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a {type(tensor).__name__} was found, a sparse torch.Tensor was expected")
+    if tensor.is_nested:
+        adapter.host(tensor)  # says what to send instead
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(
             f"a tensor of layout {tensor.layout} was found, one of torch.sparse_coo was expected; call to_sparse(), "

@@ -56,7 +56,7 @@ class Faster(Callback):
 
 @pytest.mark.timeout(60)
 def test_ranks_with_learning_rates_of_their_own_are_told(tmp_path: Path) -> None:
-    words = "the learning rates 0.1 on rank 0, 0.4 on rank 1 after epoch 1, the same on all ranks were expected"
+    words = "the learning rates 0.1 on rank 0, 0.4 on rank 1 after epoch 1: all ranks must hold the same"
     with pytest.raises(WorkerError, match=words):
         make(tmp_path, backend=LocalLauncher(2, verbose=0), epochs=3, callbacks=[Faster()]).fit_on_parquet()
 

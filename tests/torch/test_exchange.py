@@ -104,6 +104,31 @@ def check_what_cannot_be_sent() -> None:
         hvd.allreduce_(torch.ones(2), name=5, op=hvd.Sum)  # type: ignore[arg-type]
 
 
+def check_nested_tensors_are_refused() -> None:
+    import sparkvod.torch as hvd
+
+    rows = [torch.ones(2), torch.ones(3)]
+    strided = torch.nested.nested_tensor(rows)
+    for nested in (strided, torch.nested.nested_tensor(rows, layout=torch.jagged)):
+        for call in (
+            hvd.allreduce,
+            hvd.allreduce_,
+            hvd.allreduce_async_,
+            hvd.allgather,
+            hvd.alltoall,
+            hvd.reducescatter,
+            lambda tensor: hvd.broadcast(tensor, 0),
+            lambda tensor: hvd.broadcast_(tensor, 0),
+            lambda tensor: hvd.grouped_allreduce([tensor]),
+            lambda tensor: hvd.sparse_allreduce_async(tensor, "sparse"),
+            lambda tensor: hvd.allreduce(tensor, compression=hvd.Compression.fp16),
+            lambda tensor: hvd.broadcast_parameters({"w": tensor}, 0),
+        ):
+            with pytest.raises(ValueError, match="nested tensors cannot be sent"):
+                call(nested)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
 def check_memory_stays_until_the_end() -> None:
     import sparkvod.torch as hvd
 

@@ -14,8 +14,8 @@ from tests.contracts.worlds import run_in_world
 from tests.torch.models import Halved
 
 # B backward, S synchronize, T step, K step within skip_synchronize, Z zero_grad, z zero_grad(set_to_none=False),
-# N gradients set to None, M the model's zero_grad, C gradients clipped in place, R gradients replaced, W the
-# optimizer's state loaded.
+# N gradients set to None, M the model's zero_grad, C gradients clipped in place, D through .data, R gradients replaced,
+# P by zeros, H the model converted to half precision and back, W the optimizer's state loaded.
 EXACT = (
     "B T",
     "B S Z B T",
@@ -30,6 +30,7 @@ EXACT = (
     "B S Z T",
     "B S Z B S Z B S K",
     "B S C K Z B S C K",
+    "B S D K z B S D K",
     "B S C K z B S C K",
     "B S W Z B T",
     "B S R K",
@@ -48,11 +49,15 @@ REFUSED = {
     "B Z": "zero_grad",
     "B N T": "was changed, replaced or cleared",
     "B M T": "was changed, replaced or cleared",
-    "B C T": "was changed, replaced or cleared",
-    "B C S K": "was changed, replaced or cleared",
-    "B T Z B C T": "was changed, replaced or cleared",
-    "B T z B C T": "was changed, replaced or cleared",
-    "B T Z B R T": "was changed, replaced or cleared",
+    "B C T": "is being reduced",
+    "B C S K": "is being reduced",
+    "B T Z B C T": "is being reduced",
+    "B T z B C T": "is being reduced",
+    "B D T": "is being reduced",
+    "B T z B D T": "is being reduced",
+    "B H T": "is being reduced",
+    "B T Z B R T": "is being reduced",
+    "B P T": "was changed, replaced or cleared",
 }
 
 
@@ -79,11 +84,17 @@ def train(sequence: str, rows: torch.Tensor, make: Any, scale: float = 1.0) -> t
             model.zero_grad()
         elif call == "C":
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        elif call == "D":
+            for parameter in model.parameters():
+                parameter.grad.data.mul_(0.5)
+        elif call == "H":
+            model.half().float()
         elif call == "W":
             optimizer.load_state_dict(optimizer.state_dict())
-        elif call in "NR":
+        elif call in "NPR":
             for parameter in model.parameters():
-                parameter.grad = None if call == "N" else parameter.grad * 0.5
+                made = {"N": lambda _: None, "P": torch.zeros_like, "R": lambda old: old.grad * 0.5}[call]
+                parameter.grad = made(parameter)
     return model
 
 
