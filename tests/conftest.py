@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import psutil
@@ -26,6 +27,30 @@ SETTLE_SECONDS = 8.0
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--full`` (``make test-full``): the whole cross-products instead of a choice of them."""
     parser.addoption("--full", action="store_true", help="run the full cross-products")
+
+
+_STDERR = pytest.StashKey[int]()
+_BEFORE_THE_DEADLINE_SECONDS = 10.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps the standard error of the run, which is replaced while a test runs."""
+    config.stash[_STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Shows all stacks shortly before a test's own deadline, also where the test hangs in compiled code."""
+    marker = item.get_closest_marker("timeout")
+    given = (*marker.args, *marker.kwargs.values())[:1] if marker else ()
+    seconds = float(given[0] if given else item.config.getini("timeout"))
+    if seconds > 2 * _BEFORE_THE_DEADLINE_SECONDS:
+        file = item.config.stash[_STDERR]
+        faulthandler.dump_traceback_later(seconds - _BEFORE_THE_DEADLINE_SECONDS, file=file)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 FAULTS = pytest.StashKey[list[tuple[str, str, str, str]]]()

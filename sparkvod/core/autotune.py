@@ -30,6 +30,7 @@ SAMPLES = 5
 # It ends where the next values are expected to bring less than this share of the best score.
 LEAST_GAIN = 0.01
 _LOOK_SECONDS = 0.5
+_JOIN_SECONDS = 10.0
 _Value = int | float
 
 
@@ -135,7 +136,7 @@ class Autotuner:
 
     def join(self) -> None:
         """Waits for its end, after :meth:`stop` and the engine's shutdown."""
-        self._thread.join()
+        self._thread.join(_JOIN_SECONDS)
 
     def _open_log(self) -> None:
         if not self._settings.log:

@@ -8,7 +8,11 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from sparkvod import log
+
 T = TypeVar("T")
+# How long the end of an iteration waits for a thread that may be in a read of a store that does not answer.
+_CLOSE_SECONDS = 60.0
 
 
 class _Shared:
@@ -83,7 +87,9 @@ class Prefetcher(Generic[T]):
             self._shared.items.clear()
             self._shared.changed.notify_all()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_CLOSE_SECONDS)
+            if self._thread.is_alive():
+                log.get("data").warning("the reading thread did not end within %g s and is left alone", _CLOSE_SECONDS)
 
     def __enter__(self) -> Prefetcher[T]:
         return self

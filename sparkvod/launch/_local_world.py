@@ -28,6 +28,7 @@ from sparkvod.launch.output import LinePrinter
 GRACE_SECONDS = 3.0
 # What a rank that has returned may take for its own end: its atexit functions may have logs to upload.
 EXIT_SECONDS = 30.0
+_KILL_SECONDS = 10.0
 # A rank that only noticed a lost peer may be heard before the cause: wait this long for it.
 _CAUSE_SECONDS = 1.0
 _TICK_SECONDS = 0.05
@@ -100,7 +101,12 @@ class _Worker:
     def close(self) -> None:
         """Kills what still runs, and closes the socket and the pipes."""
         self.signal_group(signal.SIGKILL)
-        self.process.wait()
+        try:
+            self.process.wait(_KILL_SECONDS)
+        except subprocess.TimeoutExpired:  # it is in a call of the system that cannot be interrupted
+            log.get("launch").warning(
+                "rank %d (process %d) did not end within %g s of SIGKILL", self.rank, self.process.pid, _KILL_SECONDS
+            )
         self.sock.close()
         for pipe in self.pipes.values():
             pipe.close()
@@ -353,7 +359,7 @@ class LocalWorld:
     def _end_all(self) -> None:
         """Ends every process: asks, waits for a grace, kills; what they print meanwhile is still read."""
         running = [w for w in self._workers if w.poll() is None]
-        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 10.0)):
+        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
             for worker in running:
                 worker.signal_group(number)
             until = time.monotonic() + seconds

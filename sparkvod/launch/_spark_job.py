@@ -114,7 +114,9 @@ class Job:
         except Exception as e:
             self.read()
             explained = self._explain(f"{type(e).__name__}: {e}" if _GONE.search(type(e).__name__) else str(e))
-            raise explained from (explained.__cause__ if isinstance(explained, WorkerError) else e)
+            # Pages of the JVM's frames that say "cancelled" explain nothing beside our own words.
+            cause = None if self._late else e
+            raise explained from (explained.__cause__ if isinstance(explained, WorkerError) else cause)
         finally:
             self.read()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from sparkvod.errors import LaunchError
 from sparkvod.launch import _spark_slots, _spark_worker
 from sparkvod.launch._checks import check_call, check_count, check_env, check_handler, check_seconds
 from sparkvod.launch._pickle import dump_call
+from sparkvod.launch._private_folder import PrivateFolder
 from sparkvod.launch._spark_call import interruptible
 from sparkvod.launch._spark_job import Job
 from sparkvod.launch._spark_session import advising, check_session, check_workers_python, is_connect, no_session
@@ -269,12 +269,14 @@ class _MailboxFolder:
     def __init__(self, url: str | None, options: Mapping[str, Any] | None, local: bool) -> None:
         self.options = dict(options or {})
         self.private = url is None and local
+        self._folder: PrivateFolder | None = None
         self.url = f"{url.rstrip('/')}/sparkvod-{secrets.token_hex(8)}" if url else ""
         self.box: Mailbox | None = None
 
     def __enter__(self) -> _MailboxFolder:
         if self.private:
-            self.url = tempfile.mkdtemp(prefix="sparkvod-run-")  # mode 0700
+            self._folder = PrivateFolder()
+            self.url = self._folder.path
         if self.url:
             self.box = Mailbox(self.url, self.options)
             try:
@@ -288,7 +290,7 @@ class _MailboxFolder:
     def __exit__(self, *error: object) -> None:
         if self.box is not None:
             self.box.close()
-        if self.private:
-            shutil.rmtree(self.url, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
         elif self.box is not None:
             self.box.remove()

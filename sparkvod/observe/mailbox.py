@@ -21,6 +21,8 @@ from typing import Any, Protocol
 from sparkvod import log
 
 _FLUSH_SECONDS = 1.0
+# How long a worker waits at its end for the last events to be written.
+_CLOSE_SECONDS = 60.0
 _LOCAL_NAME = re.compile(r"rank-(\d+)\.jsonl$")
 _OBJECT_NAME = re.compile(r"rank-(\d+)-(\d+)\.jsonl$")
 
@@ -129,11 +131,14 @@ class Mailbox:
 
     def flush(self) -> None:
         """Writes what is still held back (file systems that cannot append)."""
-        with self._lock:
+        objects: dict[str, bytes] = {}
+        with self._lock:  # and not while it is written: a store that hangs must not hold up who posts
             pending, self._pending = self._pending, {}
             for rank, lines in pending.items():
                 number = self._written[rank] = self._written.get(rank, 0) + 1
-                self._fs.pipe_file(f"{self._path}/rank-{rank}-{number:08d}.jsonl", "".join(lines).encode())
+                objects[f"{self._path}/rank-{rank}-{number:08d}.jsonl"] = "".join(lines).encode()
+        for path, data in objects.items():
+            self._fs.pipe_file(path, data)
 
     def close(self) -> None:
         """Writes what is held back and ends; posting again is allowed and opens it anew."""
@@ -142,10 +147,13 @@ class Mailbox:
             files, self._files = self._files, {}
         self._wake.set()
         if flusher is not None:
-            flusher.join()
+            flusher.join(_CLOSE_SECONDS)
+            if flusher.is_alive():  # a store that does not answer must not keep the rank
+                log.get("observe").warning(
+                    "events could not be posted to %s within %g s: the last ones are lost", self.url, _CLOSE_SECONDS
+                )
         for descriptor in files.values():
             os.close(descriptor)
-        self._flush_or_warn()
 
     def _append(self, rank: int, line: bytes) -> None:
         if rank not in self._files:
@@ -165,6 +173,7 @@ class Mailbox:
         while not self._closed:
             self._wake.wait(_FLUSH_SECONDS)
             self._flush_or_warn()
+        self._flush_or_warn()  # what was posted during the last one
 
     def _flush_or_warn(self) -> None:
         try:

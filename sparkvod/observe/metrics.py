@@ -15,6 +15,7 @@ from sparkvod import log
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HIGHEST_PORT = 65535
+_JOIN_SECONDS = 10.0
 _SECONDS_PER_REQUEST = 5.0
 
 # Metric, what it tells, key in stats()["collectives"].
@@ -131,7 +132,7 @@ class Endpoint:
         """Stops answering."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        self._thread.join(_JOIN_SECONDS)
 
     def forget(self) -> None:
         """Closes the listening socket in a process forked from the one that answers."""

@@ -219,6 +219,34 @@ def test_the_mailbox_of_a_local_master_is_private_and_goes(spark: Any, temporary
     assert list(temporary.iterdir()) == []
 
 
+def test_folders_of_killed_drivers_are_removed(spark: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = "from sparkvod.launch._private_folder import PrivateFolder; print(PrivateFolder().path, flush=True)"
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)}
+    drivers = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"{make}; input()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for _ in range(2)
+    ]
+    kept, left = (Path(driver.stdout.readline().strip()) for driver in drivers)  # type: ignore[union-attr]
+    drivers[1].kill()
+    drivers[1].communicate(timeout=20)
+    try:
+        assert left.is_dir()
+        assert run(my_rank, num_proc=1, verbose=0) == [0]
+        assert left.is_dir()  # too young to be known as a leftover
+        monkeypatch.setattr("sparkvod.launch._private_folder._YOUNG_SECONDS", 0.0)
+        assert run(my_rank, num_proc=1, verbose=0) == [0]
+        assert not left.exists()
+        assert kept.is_dir()
+    finally:
+        drivers[0].communicate("\n", timeout=20)
+
+
 def test_a_reused_python_worker_is_as_it_was(spark: Any) -> None:
     def look() -> dict[str, Any]:
         environment = {k: v for k, v in os.environ.items() if k.startswith("SPARKVOD")}

@@ -68,6 +68,22 @@ def test_an_unfinished_line_waits_for_its_end_and_rubbish_is_reported(
     assert caplog.text.count("is no event") == 2
 
 
+def test_a_store_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    box = Mailbox("memory://hangs")
+    answers = threading.Event()
+    monkeypatch.setattr(box._fs, "pipe_file", lambda path, data: answers.wait(30), raising=False)
+    monkeypatch.setattr(mailbox, "_FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(mailbox, "_CLOSE_SECONDS", 0.2)
+    began = time.monotonic()
+    for _ in range(20):
+        box.post(0, "x")
+        time.sleep(0.01)
+    box.close()
+    assert time.monotonic() - began < 10
+    assert "could not be posted to memory://hangs within 0.2 s" in caplog.text
+    answers.set()
+
+
 def test_files_are_closed_to_others(tmp_path: Path) -> None:
     Mailbox(str(tmp_path)).post(0, "x")
     assert stat.S_IMODE((tmp_path / "rank-0.jsonl").stat().st_mode) == 0o600

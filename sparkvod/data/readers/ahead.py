@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
+
+# How long a close waits for threads that may be in a read of a store that does not answer.
+_CLOSE_SECONDS = 60.0
 
 
 class Task:
@@ -100,8 +104,8 @@ class ReadAhead:
         """Drops what was not begun and waits for the threads; more calls do nothing.
 
         Returns:
-            False if a thread may still be at work: the garbage collector called this from one of them, or the process
-            is a child of the one that made this.
+            False if a thread may still be at work: the garbage collector called this from one of them, the process is
+            a child of the one that made this, or a read did not end within a minute.
         """
         if self._process != os.getpid():
             return False  # there are no threads here, but one of them may have left the lock taken
@@ -109,10 +113,11 @@ class ReadAhead:
             self._closed = True
             self._pending.clear()
             threads = self._threads
+        until = time.monotonic() + _CLOSE_SECONDS
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join()
-        return threading.current_thread() not in threads
+                thread.join(max(until - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in threads)
 
     def _check(self) -> None:
         if self._process != os.getpid():
