@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 
 _LOG = log.get("estimators")
 
+#: Rows of a step on each rank when neither batch_size nor global_batch_size is given.
+_BATCH_SIZE = 32
 #: Params that the task has under the same names.
 _OPTIONS = (
     "epochs",
-    "batch_size",
+    "terminate_on_nan",
+    "val_batch_size",
     "train_steps_per_epoch",
     "validation_steps_per_epoch",
     "checkpoint_every",
@@ -49,7 +52,7 @@ _OPTIONS = (
 #: Params that must be equal for a run to go on, besides what the data, the inputs and the framework say.
 _SAME = (
     "sample_weight_col",
-    "batch_size",
+    "global_batch_size",
     "train_steps_per_epoch",
     "shuffle",
     "scale_lr",
@@ -110,6 +113,12 @@ class EstimatorBase(Planning, Saved, Estimator):
     # ---- fit ------------------------------------------------------------------------------------------------------
 
     def _check_together(self) -> None:
+        sizes = [self._paramMap.get(getattr(self, name)) for name in ("batch_size", "global_batch_size")]
+        if None not in sizes:
+            raise ValueError(
+                f"batch_size={sizes[0]} and global_batch_size={sizes[1]} exclude each other: pass batch_size (rows of "
+                "a step on each rank) or global_batch_size (rows of a step on all ranks together)"
+            )
         num_proc, backend = (self._paramMap.get(getattr(self, name)) for name in ("num_proc", "backend"))
         if num_proc is not None and backend is not None:
             raise ValueError(
@@ -235,6 +244,8 @@ class EstimatorBase(Planning, Saved, Estimator):
             results = launching.run_until_done(launcher, task, self.value("max_restarts"), listener, self._env())
             ended = time.time()
         first = results[0]
+        if first.warning and not task.verbose:  # otherwise rank 0 has logged it when it happened
+            _LOG.warning("run %s: %s", task.run_id, first.warning)
         timings |= launching.split(started, first.moments, ended)
         metadata = {
             "columns": as_dict([*features, *labels]),
@@ -261,9 +272,12 @@ class EstimatorBase(Planning, Saved, Estimator):
     def _task(self, size: int, payload: bytes, store: Any, data: PreparedData, plan: Plan) -> TrainTask:
         options = {name: self.value(name) for name in _OPTIONS}
         seed = self.value("random_seed")
+        given = self.value("global_batch_size")
+        batch_size = self.value("batch_size") or _BATCH_SIZE
         fingerprint = {
             **self._fingerprint(),
             "num_proc": size,
+            "batch_size": None if given else batch_size,
             "features": [item.columns for item in plan.inputs],
             "input_shapes": [item.tail for item in plan.inputs],
             "labels": [label.column for label in plan.labels],
@@ -284,7 +298,7 @@ class EstimatorBase(Planning, Saved, Estimator):
             run_id=run_id,
             seed=secrets.randbits(31) if seed is None else seed,
             fingerprint=checkpoint.plain(fingerprint),
-            val_batch_size=self.value("val_batch_size") or self.value("batch_size"),
+            global_batch_size=given or batch_size * size,
             **options,
         )
 

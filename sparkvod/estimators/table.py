@@ -182,9 +182,37 @@ ESTIMATOR: tuple[Entry, ...] = (
         checks.store,
         "Store, or path, of prepared data and runs; a temporary one when not given on a local master",
     ),
-    Entry("batch_size", 32, _POSITIVE, "rows of a step on each rank"),
-    Entry("val_batch_size", None, _POSITIVE, "rows of a validation step on each rank; batch_size when not given"),
-    Entry("epochs", 1, _POSITIVE, "passes over the data, those before a resumption included"),
+    Entry(
+        "batch_size",
+        None,
+        _POSITIVE,
+        "rows of a step on each rank; 32 when not given; excludes global_batch_size",
+    ),
+    Entry(
+        "global_batch_size",
+        None,
+        _POSITIVE,
+        "rows of a step on all ranks together, so that any number of ranks gives the same model; excludes batch_size",
+    ),
+    Entry(
+        "val_batch_size",
+        None,
+        _POSITIVE,
+        "rows of a validation step on each rank; as in training when not given",
+    ),
+    Entry(
+        "epochs",
+        1,
+        checks.integer(0),
+        "passes over the data, those before a resumption included; 0: prepare, check, return the model as it is",
+    ),
+    Entry(
+        "terminate_on_nan",
+        False,
+        checks.boolean,
+        "end training on all ranks with an error that names epoch and step when the loss is not finite; "
+        "otherwise one warning",
+    ),
     Entry("train_steps_per_epoch", None, _POSITIVE, "steps of an epoch; as many as show each row once when not given"),
     Entry(
         "validation_steps_per_epoch",

@@ -42,8 +42,9 @@ class TrainTask:
     seed: int
     fingerprint: dict[str, Any]
     epochs: int = 1
-    batch_size: int = 32
-    val_batch_size: int = 32
+    terminate_on_nan: bool = False
+    global_batch_size: int = 32
+    val_batch_size: int | None = None
     train_steps_per_epoch: int | None = None
     validation_steps_per_epoch: int | None = None
     checkpoint_every: int | None = None
@@ -74,6 +75,7 @@ class TrainResult:
         moments: seconds since 1970, by this rank's clock: ``entered``, ``first_step``, ``trained``.
         rows: rows that this rank trained on, all epochs of this call together.
         decoded: row groups that this rank decoded for training.
+        warning: what the driver has to log, if anything.
     """
 
     state: dict[str, bytes]
@@ -81,6 +83,7 @@ class TrainResult:
     moments: dict[str, float]
     rows: int
     decoded: int
+    warning: str = ""
 
 
 def train(task: TrainTask) -> TrainResult:

@@ -19,6 +19,7 @@ from sparkvod.errors import DataError
 from sparkvod.estimators import agreement, sums
 from sparkvod.estimators.adapter import Adapter
 from sparkvod.estimators.checkpoint import Checkpoint, path_of, require_same
+from sparkvod.estimators.finiteness import LossWatch
 from sparkvod.estimators.task import TrainResult, TrainTask
 from sparkvod.observe import mailbox
 
@@ -123,8 +124,10 @@ class Trainer:
         adapter.start()
         self.rank, self.size = basics.rank(), basics.size()
         epoch, step, running = self._begin()
-        train_reader = self._open(task.data.train, task.batch_size, task.shuffle)
-        val_reader = self._open(task.data.val, task.val_batch_size, False) if task.data.val is not None else None
+        self._watch = LossWatch(adapter, task.terminate_on_nan, task.verbose > 0)
+        train_reader = self._open(task.data.train, task.global_batch_size, task.shuffle)
+        val_rows = task.val_batch_size * self.size if task.val_batch_size else task.global_batch_size
+        val_reader = self._open(task.data.val, val_rows, False) if task.data.val is not None else None
         with closing(train_reader):
             self.steps = task.train_steps_per_epoch or train_reader.steps
             self._call("on_train_begin")
@@ -143,7 +146,7 @@ class Trainer:
         self._moments["trained"] = time.time()
         self._moments.setdefault("first_step", self._moments["trained"])
         state = adapter.state(result=True) if self.rank == 0 else {}
-        return TrainResult(state, self.history, self._moments, self._rows, decoded)
+        return TrainResult(state, self.history, self._moments, self._rows, decoded, self._watch.warning)
 
     # ---- where to begin -------------------------------------------------------------------------------------------
 
@@ -237,15 +240,19 @@ class Trainer:
                 if not batch.rows and adapter.needs_rows:
                     batch = Batch(self._one_row(), 0, batch.global_rows)
                 self._call("on_batch_begin", epoch, step)
-                running = self._running = running + adapter.train(batch, normalisers, step, step + 1 == steps)
+                found = adapter.train(batch, normalisers, step, step + 1 == steps)
+                self._watch.after_step(epoch, step, found)
+                running = self._running = running + found
                 self._moments.setdefault("first_step", time.time())
                 self._rows += batch.rows
                 speed.add(batch.global_rows)
                 self._progress(epoch, step + 1, steps, speed, running)
                 self._call("on_batch_end", epoch, step)
                 if self._due(step + 1) and step + 1 < steps:
+                    self._watch.settle()
                     self._save(epoch, step + 1, running)
         speed.end()
+        self._watch.settle()
         self._owed = False
         if self._late is not None:
             self._late.result()
@@ -255,6 +262,7 @@ class Trainer:
         if val_reader is not None:
             record["validation"] = self._validate(val_reader)
         record |= {"rows": speed.rows, "seconds": speed.seconds, "rows_per_second": speed.rate, "lr": rate}
+        self._watch.after_epoch(epoch, record)
         adapter.epoch_ended(record)
         self.history.append(record)
         self._post(epoch, steps, steps, speed, record["train"], record.get("validation"))
@@ -285,22 +293,22 @@ class Trainer:
 
     # ---- batches --------------------------------------------------------------------------------------------------
 
-    def _open(self, dataset: Dataset, batch_size: int, shuffle: bool) -> Reader:
+    def _open(self, dataset: Dataset, global_batch: int, shuffle: bool) -> Reader:
         return open_reader(
             self.task.reader,
             dataset,
             self.task.columns,
-            batch_size,
             rank=self.rank,
             num_proc=self.size,
             shuffle=shuffle,
             seed=self._seed,
+            global_batch=global_batch,
         )
 
     def _ahead(self, reader: Reader, epoch: int, start: int, steps: int) -> Prefetcher[Batch]:
         """Returns the batches of :meth:`_batches`, read ahead in a thread, up to a few MiB of them."""
         row_bytes = sum(i.nbytes for i in self.task.inputs) + sum(label.nbytes for label in self.task.labels)
-        depth = _PREFETCH_BYTES // max(1, row_bytes * max(self.task.batch_size, self.task.val_batch_size))
+        depth = _PREFETCH_BYTES // max(1, row_bytes * -(-reader.global_batch // self.size))
         return prefetch(self._batches(reader, epoch, start, steps), min(max(depth, 2), 64))
 
     def _batches(self, reader: Reader, epoch: int, start: int, steps: int) -> Iterator[Batch]:

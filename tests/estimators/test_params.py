@@ -56,7 +56,7 @@ def test_values_are_set_by_keyword_setter_and_set_params():
     assert example.setEpochs(3).getEpochs() == 3
     assert example.setParams(batch_size=np.int64(8), epochs=2.0).getBatchSize() == 8
     assert type(example.getEpochs()) is int
-    assert example.setBatchSize(None).getBatchSize() == 32
+    assert example.setEpochs(None).getEpochs() == 1
     assert not example.isSet("batch_size")
     assert "batch_size: rows of a step on each rank (default: 32)" in example.explainParams()
 
@@ -115,6 +115,17 @@ def test_num_proc_excludes_backend():
     assert TorchEstimator(backend=backend).getBackend() is backend
 
 
+def test_batch_size_excludes_global_batch_size():
+    from sparkvod.estimators import TorchEstimator
+
+    estimator = TorchEstimator(global_batch_size=64)
+    with pytest.raises(ValueError, match="batch_size=8 and global_batch_size=64 exclude each other"):
+        estimator.copy({estimator.batch_size: 8})
+    with pytest.raises(ValueError, match="exclude each other"):
+        TorchEstimator(global_batch_size=64, batch_size=32)
+    assert estimator.setGlobalBatchSize(None).setBatchSize(8).getBatchSize() == 8
+
+
 def test_copy_and_grid():
     example = Example(batch_size=64)
     grid = ParamGridBuilder().addGrid(example.epochs, [1, 2]).addGrid(example.batch_size, [16, 32]).build()
@@ -122,8 +133,8 @@ def test_copy_and_grid():
     other = example.copy(grid[-1])
     assert (other.getEpochs(), other.getBatchSize()) == (2, 32)
     assert (example.getEpochs(), example.getBatchSize()) == (1, 64)
-    with pytest.raises(ValueError, match="epochs=0"):
-        example.copy({example.epochs: 0})
+    with pytest.raises(ValueError, match="epochs=-1"):
+        example.copy({example.epochs: -1})
 
 
 def test_mutable_defaults_are_not_shared():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparkvod.errors import WorkerError
+from sparkvod.errors import DataError, WorkerError
 from sparkvod.estimators import Callback, TorchEstimator, trainer
 from sparkvod.launch.local import LocalLauncher
 from tests.estimators.backends import Here, write
@@ -109,3 +110,59 @@ def test_the_rate_leaves_the_first_step_out(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_epoch_of_one_step_has_a_rate(tmp_path: Path) -> None:
     (record,) = make(tmp_path, backend=Here(), batch_size=64).fit_on_parquet().getHistory()
     assert record["rows_per_second"] == pytest.approx(record["rows"] / record["seconds"])
+
+
+class Spoil(Callback):
+    """Makes the loss infinite on rank 1 in one step: that step's gradients spoil the weights of all ranks."""
+
+    def __init__(self, epoch: int, step: int) -> None:
+        self.at = epoch, step
+
+    def on_batch_begin(self, trainer: Any, epoch: int, step: int) -> None:
+        if (epoch, step) == self.at and trainer.rank == trainer.size - 1:
+            with torch.no_grad():
+                trainer.model.weight.fill_(float("inf"))
+
+
+@pytest.mark.timeout(60)
+def test_a_loss_that_is_not_finite_is_warned_of_once_or_ends_the_run(tmp_path: Path, caplog: Any) -> None:
+    backend = LocalLauncher(2, verbose=0)
+    estimator = make(tmp_path, backend=backend, epochs=4, batch_size=None, global_batch_size=16, random_seed=1)
+    estimator.setCallbacks([Spoil(1, 2)])
+    logging.getLogger("sparkvod").propagate = True
+    with caplog.at_level(logging.WARNING, "sparkvod"):
+        found = estimator.fit_on_parquet()
+    assert len(found.getHistory()) == 4
+    said = [r.getMessage() for r in caplog.records if "NaN or infinite" in r.getMessage()]
+    assert len(said) == 1
+    assert "the training loss became NaN or infinite in epoch 1, step 2: lower the learning rate" in said[0]
+    words = "the training loss became NaN or infinite in epoch 1, step 2, and terminate_on_nan=True ends the run"
+    with pytest.raises(WorkerError, match=words) as caught:
+        estimator.setTerminateOnNan(True).setParams(run_id="a", checkpoint_every=1).fit_on_parquet()
+    assert isinstance(caught.value.__cause__, FloatingPointError)
+    # No checkpoint holds the spoilt weights: the run goes on from the last step that was sound.
+    again = estimator.setCallbacks([]).fit_on_parquet()
+    assert all(np.isfinite(record["train"]["loss"]) for record in again.getHistory())
+
+
+@pytest.mark.timeout(60)
+def test_any_number_of_ranks_gives_the_same_model_at_one_global_batch(tmp_path: Path) -> None:
+    found = {}
+    for ranks, rows in ((1, 20), (3, 20)):  # 20 rows among 3 ranks, and 64 rows in steps of 20
+        backend = Here() if ranks == 1 else LocalLauncher(ranks, verbose=0)
+        torch.manual_seed(0)
+        estimator = make(tmp_path / str(ranks), backend=backend, batch_size=None, global_batch_size=rows, random_seed=1)
+        found[ranks] = estimator.setValidation(0.2).setEpochs(2).fit_on_parquet()
+    assert found[3].workers[0]["rows"] + found[3].workers[1]["rows"] + found[3].workers[2]["rows"] == 2 * 64
+    for mine, expected in zip(found[3].getModel().parameters(), found[1].getModel().parameters(), strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+def test_no_epochs_prepare_check_and_return_the_model(tmp_path: Path) -> None:
+    estimator = make(tmp_path, backend=Here(), epochs=0)
+    found = estimator.fit_on_parquet()
+    assert found.getHistory() == []
+    for mine, given in zip(found.getModel().parameters(), estimator.getModel().parameters(), strict=True):
+        assert torch.equal(mine, given)
+    with pytest.raises(DataError, match="'nothing'"):
+        estimator.setFeatureCols(["nothing"]).fit_on_parquet()

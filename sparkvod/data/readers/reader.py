@@ -114,6 +114,7 @@ def open_reader(
     num_proc: int = 1,
     shuffle: bool = True,
     seed: int = 0,
+    global_batch: int | None = None,
 ) -> Reader:
     """Returns a reader by name.
 
@@ -126,6 +127,7 @@ def open_reader(
         num_proc: number of ranks.
         shuffle: False: the order of the data.
         seed: the job's seed.
+        global_batch: rows per step on all ranks together, at least 1, instead of ``batch_size * num_proc``.
 
     Raises:
         DataError: the reader cannot decode a column.
@@ -143,4 +145,6 @@ def open_reader(
                 "expected by the reader 'arrow'; use 'petastorm' or 'auto'"
             )
     reader: type[Reader] = getattr(importlib.import_module(module), kind)
-    return reader(dataset, columns, batch_size, rank, num_proc, shuffle, seed)
+    made = reader(dataset, columns, batch_size, rank, num_proc, shuffle, seed)
+    made.global_batch = global_batch or made.global_batch
+    return made
