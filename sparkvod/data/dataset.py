@@ -176,14 +176,24 @@ def read_manifest(store: FilesystemStore, idx: int | None) -> PreparedData | Non
     """Returns the data set that the manifest of ``idx`` describes.
 
     Returns:
-        None when there is no manifest, or when it does not fit the files that are there: it is never trusted alone.
+        None when there is no manifest, when it is damaged, or when it does not fit the files that are there: it is
+        never trusted alone.
     """
+    path = store.get_data_metadata_path(store.get_train_data_path(idx))
     try:
-        content = json.loads(store.read(store.get_data_metadata_path(store.get_train_data_path(idx))))
+        content = json.loads(store.read(path))
+        if content["version"] != VERSION:
+            return None
+        return _described(store, idx, content)
     except FileNotFoundError:
         return None
-    if content.get("version") != VERSION:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        _log.warning("%s is damaged and is not used (%s: %s)", path, type(error).__name__, error)
         return None
+
+
+def _described(store: FilesystemStore, idx: int | None, content: dict[str, Any]) -> PreparedData | None:
+    """Returns the data set that a manifest's content describes, None when its files are others."""
     columns = [Column.from_json(value) for value in content["columns"]]
     ranges = {name: Range.from_json(value) for name, value in content.get("ranges", {}).items()}
     paths = {"train": store.get_train_data_path(idx), "val": store.get_val_data_path(idx)}
@@ -264,8 +274,15 @@ def from_footers(store: FilesystemStore, path: str, text: bool = False) -> Datas
     root = store.get_localized_path(path)
 
     def footer(name: str) -> tuple[Any, pq.FileMetaData]:
-        with store.fs.open(posixpath.join(root, name), "rb") as file, pq.ParquetFile(file) as parquet:
-            return parquet.schema_arrow, parquet.metadata
+        where = posixpath.join(root, name)
+        try:
+            with store.fs.open(where, "rb") as file, pq.ParquetFile(file) as parquet:
+                return parquet.schema_arrow, parquet.metadata
+        except (*store.failures, pa.ArrowException) as error:
+            raise DataError(
+                f"{where} is not a readable Parquet file ({error}): it may be empty, cut off or damaged; write it "
+                "again, or delete it"
+            ) from error
 
     with ThreadPoolExecutor(16) as pool:
         footers = list(pool.map(footer, names))

@@ -7,7 +7,8 @@ import posixpath
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from sparkvod.data.claims import CLAIM, claim, remove, renew, sweep
 from sparkvod.data.dataset import PreparedData, compare, read_manifest, write_manifest
 from sparkvod.data.ranges import Range, merged
 from sparkvod.data.request import Request, check
-from sparkvod.data.schema import quoted
+from sparkvod.data.schema import DECODE, quoted
 from sparkvod.data.store import FilesystemStore
 from sparkvod.data.writer import WritePlan, make_task
 from sparkvod.errors import DataError, StoreError
@@ -243,7 +244,8 @@ def _write(df: Any, store: FilesystemStore, request: Request, idx: int, partitio
     )
     if request.split is not None or request.fraction:
         store.make_directory(val_path)
-    rows = _select(df, request).coalesce(partitions).mapInArrow(make_task(plan), "report string").collect()
+    with _naming_user_functions():
+        rows = _select(df, request).coalesce(partitions).mapInArrow(make_task(plan), "report string").collect()
     reports = sorted((json.loads(row[0]) for row in rows), key=lambda report: report["partition"])
     columns = _judge(reports, request, store)
     ranges = merged(*({n: Range.from_json(v) for n, v in report["ranges"].items()} for report in reports))
@@ -266,6 +268,25 @@ def _write(df: Any, store: FilesystemStore, request: Request, idx: int, partitio
             f"the files just written to {train_path} were changed by somebody else; use a store of your own"
         )
     return prepared
+
+
+@contextmanager
+def _naming_user_functions() -> Iterator[None]:
+    """Raises an error of ours where a user-defined function of the DataFrame fails."""
+    from pyspark.errors import PythonException
+
+    try:
+        yield
+    except PythonException as error:
+        text = str(error)
+        at = text.find("Traceback (most recent call last)")
+        trace = text[max(at, 0) :].partition("\n\nJVM stacktrace")[0].strip()
+        if "/sparkvod/data/" in trace:  # ours, whose own words say what is wrong
+            raise
+        raise DataError(
+            "a Python function in the DataFrame's plan (a UDF, mapInPandas or the like) failed while fit evaluated it: "
+            f"{trace.splitlines()[-1]}. Its traceback in Spark's worker:\n{trace}"
+        ) from error
 
 
 def _select(df: Any, request: Request) -> Any:
@@ -304,13 +325,24 @@ def _judge(reports: list[dict[str, Any]], request: Request, store: FilesystemSto
         for column, found in report["widths"].items():
             widths.setdefault(column, Counter()).update({int(width): rows for width, rows in found})
     total = sum(report["rows"] for report in reports)
+    infinite = sum((Counter(report["infinite"]) for report in reports), Counter())
+    for column, rows in sorted(infinite.items()):
+        _log.warning(
+            "column %r has infinite values in %d of %d rows: a loss of them is infinite or NaN; replace them, or drop "
+            "these rows",
+            column,
+            rows,
+            total,
+        )
     if problems:
         found = "; ".join(
             f"column {column!r} has "
             + " and ".join(f"{kind} in {rows} of {total} rows" for kind, rows in sorted(kinds.items()))
             for column, kinds in problems.items()
         )
-        raise DataError(f"{found}; none was expected: fill them (na.fill, Imputer) or drop these rows (na.drop)")
+        is_text = any("UTF-8" in kind for kinds in problems.values() for kind in kinds)
+        cure = DECODE if is_text else "fill them (na.fill, Imputer) or drop these rows (na.drop)"
+        raise DataError(f"{found}: {cure}")
     if total == 0:
         raise DataError(
             "the DataFrame has no rows, at least one was expected; check the filters and joins that lead to it"

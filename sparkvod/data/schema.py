@@ -32,6 +32,8 @@ _SPARK_DTYPES = {
 }
 TEXT = "object"
 """The dtype of columns of text."""
+DECODE = "decode its bytes by their own encoding first, for example with decode(binary_column, 'ISO-8859-1')"
+"""What to do about text that is not valid UTF-8."""
 _TEXT_BYTES = 64
 """What a text is taken to need in memory."""
 _ARROW_DTYPES = {str(pa.from_numpy_dtype(dtype)): (dtype, spark) for spark, dtype in _SPARK_DTYPES.items()}
@@ -144,6 +146,8 @@ def unconvertible(name: str, type_text: str) -> DataError:
         hint = "make numbers of it (for example with hour, dayofyear, unix_date, unix_seconds)"
     elif re.match(r"(array|list)<", type_text):
         hint = "flatten it, or cast its elements"
+    elif type_text.startswith("struct<"):
+        hint = "select its fields as columns (df.select('*', 'column.field')), or assemble them with VectorAssembler"
     elif "string" in type_text:
         hint = (
             "index or encode it first (for example with StringIndexer), or give it to a Keras model whose Input has "
@@ -155,6 +159,33 @@ def unconvertible(name: str, type_text: str) -> DataError:
         f"column {name!r} has the type {type_text}, which cannot become a tensor; the types that can are "
         f"{CONVERTIBLE}; {hint}"
     )
+
+
+def _undecodable(texts: pa.Array) -> list[bytes]:
+    def is_valid(value: bytes) -> bool:
+        try:
+            value.decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    return [value for value in texts.cast(pa.binary()).drop_null().to_pylist() if not is_valid(value)]
+
+
+def invalid_utf8(texts: pa.Array) -> int:
+    """Returns how many texts have bytes that are not valid UTF-8, which Spark's strings and Parquet files may have."""
+    return len(_undecodable(texts))
+
+
+def require_utf8(name: str, texts: pa.Array) -> None:
+    """Refuses text with bytes that are not valid UTF-8.
+
+    Raises:
+        DataError: there is some.
+    """
+    wrong = _undecodable(texts)
+    if wrong:
+        raise DataError(f"column {name!r} has text that is not valid UTF-8, such as {wrong[0][:40]!r}: {DECODE}")
 
 
 def arrow_field(column: Column) -> pa.Field:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from sparkvod import log
 from sparkvod.data.ranges import Range, of_values
-from sparkvod.data.schema import TEXT, Column, arrow_field, row_nbytes
+from sparkvod.data.schema import TEXT, Column, arrow_field, invalid_utf8, row_nbytes
 from sparkvod.data.store import FilesystemStore
 
 GROUP_ROWS = 4096
@@ -72,11 +72,13 @@ class Checks:
     Attributes:
         problems: column -> kind of problem -> number of rows.
         widths: vector column -> width -> number of rows.
+        infinite: column of numbers -> number of rows with an infinity, which is no error.
         ranges: label -> range of its values.
     """
 
     def __init__(self) -> None:
         self.problems: dict[str, Counter[str]] = {}
+        self.infinite: Counter[str] = Counter()
         self.widths: dict[str, Counter[int]] = {}
         self.ranges: dict[str, Range] = {}
 
@@ -100,10 +102,26 @@ class Checks:
         self.note(column.name, "nulls", array.null_count)
         if array.null_count:
             array = array.drop_null()
-        values: np.ndarray = array.to_numpy(zero_copy_only=False)
+        try:
+            values: np.ndarray = array.to_numpy(zero_copy_only=False)
+        except (UnicodeDecodeError, pa.ArrowException):
+            self.note(column.name, "text that is not valid UTF-8", invalid_utf8(array))
+            return np.empty(0, column.dtype)
         if column.is_float:
-            self.note(column.name, "NaN", np.isnan(values).sum())
+            self._note_not_finite(column, values)
         return values
+
+    def _note_not_finite(self, column: Column, values: np.ndarray, lengths: np.ndarray | None = None) -> None:
+        """Counts rows with NaN or infinities; ``lengths`` are those of the vectors that ``values`` are in."""
+        if np.isfinite(values).all():
+            return
+        for kind, found in (("NaN", np.isnan(values)), ("infinite", np.isinf(values))):
+            rows = np.flatnonzero(found) if lengths is None else np.repeat(np.arange(len(lengths)), lengths)[found]
+            count = len(np.unique(rows))
+            if kind == "NaN":
+                self.note(column.name, kind, count)
+            else:
+                self.infinite[column.name] += count
 
     def vector(self, column: Column, array: pa.Array) -> np.ndarray:
         """Checks a vector column and returns it as [rows, width], [0, 1] when that cannot be done."""
@@ -120,9 +138,8 @@ class Checks:
             self.note(column.name, "nulls inside", len(np.unique(np.repeat(np.arange(len(lengths)), lengths)[missing])))
             return np.empty((0, 1), column.dtype)
         values: np.ndarray = elements.to_numpy(zero_copy_only=False)
-        if column.is_float and np.isnan(values).any():
-            rows_of = np.repeat(np.arange(len(lengths)), lengths)
-            self.note(column.name, "NaN", len(np.unique(rows_of[np.isnan(values)])))
+        if column.is_float:
+            self._note_not_finite(column, values, lengths)
         if len(lengths) == 0 or (lengths != lengths[0]).any():
             return np.empty((0, 1), column.dtype)
         return values.reshape(len(lengths), int(lengths[0]))
@@ -321,6 +338,7 @@ def write_partition(plan: WritePlan, batches: Iterable[pa.RecordBatch], partitio
         _discard(plan, writers)
     report["problems"] = checks.problems
     report["widths"] = {column: list(found.items()) for column, found in checks.widths.items()}
+    report["infinite"] = checks.infinite
     report["ranges"] = {column: found.to_json() for column, found in checks.ranges.items()}
     return report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from sparkvod import log
 from sparkvod.data import PreparedData, Store, open_prepared, prepare, release
 from sparkvod.estimators import checkpoint, launching
 from sparkvod.estimators.columns import as_dict, require_spark
+from sparkvod.estimators.frame import output_column, refuse_taken
 from sparkvod.estimators.model import ModelBase
 from sparkvod.estimators.persistence import Saved
 from sparkvod.estimators.plan import Plan, Planned, Planning
@@ -128,6 +130,8 @@ class EstimatorBase(Planning, Saved, Estimator):
 
     def _fit(self, dataset: DataFrame) -> ModelBase:
         require_spark(dataset, "fit")
+        outputs = [output_column(label) for label in self.value("label_cols") or []]
+        refuse_taken(dataset, outputs, "transform adds columns of these names; drop or rename yours before fit")
         timings, began = launching.Timings(), time.perf_counter()
         with timings.phase("preparing"), self._listening() as listener:
             launching.announce(listener, "preparing", "preparing the data")
@@ -250,7 +254,7 @@ class EstimatorBase(Planning, Saved, Estimator):
         metadata = {
             "columns": as_dict([*features, *labels]),
             "inputs": [{"columns": list(i.columns), "tail": list(i.tail), "dtype": i.dtype} for i in plan.inputs],
-            "outputs": [list(tail) for tail in plan.outputs],
+            "outputs": [dataclasses.asdict(output) for output in plan.outputs],
         }
         params = {
             "history": first.history,

@@ -76,6 +76,19 @@ class Input:
 
 
 @dataclass(frozen=True)
+class OutputSpec:
+    """What is known of one output of the model.
+
+    Attributes:
+        tail: its shape without the rows.
+        dtype: name of its dtype: one of NumPy's, or bfloat16.
+    """
+
+    tail: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Label:
     """One label.
 
@@ -208,6 +221,8 @@ def require_spark(dataset: Any, method: str) -> None:
     """
     if hasattr(dataset, "sparkSession") and hasattr(dataset, "mapInArrow"):
         return
+    if type(dataset).__module__.startswith("pyspark.pandas"):
+        raise TypeError(f"{method} needs a Spark DataFrame, got one of pandas on Spark: call .to_spark() on it")
     kind = f"{type(dataset).__module__.partition('.')[0]} {type(dataset).__name__}"
     raise TypeError(
         f"{method} was called with a {kind}, a Spark DataFrame was expected; make one with spark.createDataFrame(...)"

@@ -3,63 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import tempfile
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.ml import Model
-from pyspark.ml.functions import array_to_vector, vector_to_array
+from pyspark.ml.functions import array_to_vector
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
-from sparkvod.data.schema import TEXT, folding, from_spark, quoted
+from sparkvod.data.schema import folding
 from sparkvod.errors import DataError
-from sparkvod.estimators.columns import Input, require_spark
+from sparkvod.estimators import pretrained
+from sparkvod.estimators.columns import ColumnLike, Input, OutputSpec, require_spark
+from sparkvod.estimators.frame import as_plain, output_column, refuse_taken, row_by_row
 from sparkvod.estimators.params import TableParams
 from sparkvod.estimators.persistence import Saved
 from sparkvod.estimators.predictor import Output, Predictor
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 #: Models up to this size travel inside the plan; Spark Connect limits its messages, so larger ones go as files there.
 _IN_PLAN = 16 << 20
 
-_SCALARS: dict[str, tuple[str, Any]] = {
-    "byte": ("int8", T.ByteType()),
-    "short": ("int16", T.ShortType()),
-    "integer": ("int32", T.IntegerType()),
-    "long": ("int64", T.LongType()),
-    "float": ("float32", T.FloatType()),
-    "double": ("float64", T.DoubleType()),
-}
-_DOUBLE = _SCALARS["double"]
+_SINGLE = ("float32", "float16", "bfloat16")
 
 
-def output_of(name: str, spark_type: str, tail: tuple[int, ...]) -> Output:
-    """Returns what column an output of shape ``[rows, *tail]`` becomes for a label of the Spark type ``spark_type``.
+def output_of(name: str, spec: OutputSpec) -> Output:
+    """Returns the column that an output becomes. Its type follows from the output alone, never from the label's type.
 
-    A scalar label has a column of its own type, if the output is one number per row (double for a boolean); whole
-    numbers are
-    rounded. A label that is an array has an array of its element type. Everything else is an ML vector.
-
-    Args:
-        name: name of the column.
-        spark_type: the label's type as JSON.
-        tail: shape of the output without the rows.
+    One number per row is a float where the output has single precision or less, else a double. Several are an ML
+    vector.
     """
-    label = json.loads(spark_type)
-    if isinstance(label, str) and math.prod(tail) == 1:
-        return Output(name, tail, _SCALARS.get(label, _DOUBLE)[0], False, False)
-    if isinstance(label, dict) and label.get("type") == "array":
-        return Output(name, tail, _SCALARS.get(label["elementType"], _DOUBLE)[0], True, False)
-    return Output(name, tail, "float64", True, True)
+    if math.prod(spec.tail) == 1:
+        return Output(name, spec.tail, "float32" if spec.dtype in _SINGLE else "float64", False)
+    return Output(name, spec.tail, "float64", True)
 
 
 class ModelBase(TableParams, Saved, Model):
@@ -83,6 +68,18 @@ class ModelBase(TableParams, Saved, Model):
     def _predictor(self, inputs: tuple[Input, ...], outputs: tuple[Output, ...], widths: dict[str, int]) -> Predictor:
         """Returns the model as it travels."""
 
+    @abstractmethod
+    def _plan_inputs(self, features: Sequence[ColumnLike]) -> tuple[Input, ...]:
+        """Returns how feature columns make the model's inputs, by the Params; ``DataError`` if they do not fit."""
+
+    @abstractmethod
+    def _try_outputs(self, inputs: tuple[Input, ...], arrays: Sequence[np.ndarray]) -> list[OutputSpec]:
+        """Returns the outputs that the model makes of these inputs."""
+
+    def _takes_text(self) -> bool:
+        """Returns whether features may be text."""
+        return False
+
     # ---- transform ------------------------------------------------------------------------------------------------
 
     @property
@@ -91,26 +88,25 @@ class ModelBase(TableParams, Saved, Model):
         names = self.value("outputCols")
         labels = self.value("label_columns")
         if names is None:
-            return [f"{label}__output" for label in labels]
-        if len(names) != len(labels):
+            return [output_column(label) for label in labels or []]
+        if labels is not None and len(names) != len(labels):
             raise ValueError(f"outputCols={names} was found, one name per label ({', '.join(labels)}) was expected")
         return list(names)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         require_spark(dataset, "transform")
-        metadata = self.value("_metadata")
-        outputs = tuple(
-            output_of(name, metadata["columns"][label]["spark_type"], tuple(tail))
-            for name, label, tail in zip(
-                self.output_columns, self.value("label_columns"), metadata["outputs"], strict=True
-            )
-        )
         features = self.value("feature_columns")
-        self._check_columns(dataset, features, outputs)
+        self._check_columns(dataset, features or [])
+        metadata = self.value("_metadata") or pretrained.describe(self, dataset)
+        outputs = tuple(
+            output_of(name, OutputSpec(tuple(item["tail"]), item["dtype"]))
+            for name, item in zip(self.output_columns, metadata["outputs"], strict=True)
+        )
         inputs = tuple(Input(tuple(item["columns"]), tuple(item["tail"]), item["dtype"]) for item in metadata["inputs"])
         widths = {name: math.prod(metadata["columns"][name]["shape"] or [0]) for name in features}
         predictor = self._ship(dataset, self._predictor(inputs, outputs, widths))
-        columns = [_as_plain(dataset, name, metadata["columns"][name], inputs) for name in features]
+        dataset = row_by_row(dataset, features)
+        columns = [as_plain(dataset, name, metadata["columns"][name], inputs) for name in features]
         hidden = "__sparkvod_" + predictor.key[:8]
         found = dataset.withColumn(hidden, _udf(predictor)(*columns))
         for number, output in enumerate(outputs):
@@ -118,7 +114,7 @@ class ModelBase(TableParams, Saved, Model):
             found = found.withColumn(output.name, array_to_vector(column) if output.is_vector else column)
         return found.drop(hidden)
 
-    def _check_columns(self, dataset: DataFrame, features: list[str], outputs: tuple[Output, ...]) -> None:
+    def _check_columns(self, dataset: DataFrame, features: list[str]) -> None:
         missing = [name for name in features if name not in dataset.columns]
         if missing:
             raise DataError(
@@ -134,19 +130,12 @@ class ModelBase(TableParams, Saved, Model):
                 f"a DataFrame with more than one feature column {', '.join(twice)} was found, each once was expected; "
                 f"it has {', '.join(dataset.columns)}: rename them"
             )
-        made = Counter(fold(output.name) for output in outputs)
-        if max(made.values()) > 1:
+        made = Counter(map(fold, self.output_columns))
+        if made and max(made.values()) > 1:
             raise DataError(
-                f"the columns {', '.join(output.name for output in outputs)} were to be made, a name of its own for "
-                "each was expected; call setOutputCols"
+                f"the output columns {', '.join(self.output_columns)} must have different names: call setOutputCols"
             )
-        taken = [name for name in dataset.columns if fold(name) in made]
-        if taken:
-            raise DataError(
-                f"a DataFrame that already has {', '.join(taken)} was found, another name for the prediction "
-                "was expected; "
-                "call setOutputCols"
-            )
+        refuse_taken(dataset, self.output_columns, "call setOutputCols with other names, or drop them")
 
     def _ship(self, dataset: DataFrame, predictor: Predictor) -> Predictor:
         """Returns the predictor without its content, which goes ahead as a file, where the plan would be too large."""
@@ -163,32 +152,12 @@ class ModelBase(TableParams, Saved, Model):
         return dataclasses.replace(predictor, content=b"")
 
 
-def _as_plain(dataset: DataFrame, name: str, trained: dict[str, Any], inputs: tuple[Input, ...]) -> Column:
-    """Returns a feature column as numbers or lists of numbers: ML vectors are turned into lists."""
-    data_type = dataset.schema[name].dataType
-    is_vector = isinstance(data_type, T.UserDefinedType)
-    # What could not be trained on has no meaning here either: a date would be days, a timestamp microseconds.
-    shape, is_text = trained["shape"], trained["dtype"] == TEXT
-    found = from_spark(name, data_type.json(), data_type.simpleString(), text=is_text)
-    if (found.kind == "vector") != bool(shape) or (found.dtype == TEXT) != is_text:
-        expected = f"a vector or an array of {shape[0]} numbers" if shape else "text" if is_text else "a number"
-        raise DataError(
-            f"feature column {name!r} of type {data_type.simpleString()} was found, {expected} was expected, as in "
-            "training"
-        )
-    column = dataset[quoted(name)]
-    if not is_vector:
-        return column
-    is_single = all(item.dtype == "float32" for item in inputs if name in item.columns)
-    return vector_to_array(column, "float32" if is_single else "float64")
-
-
 def _udf(predictor: Predictor) -> Any:
     """Returns the user-defined function of the feature columns: over Arrow arrays, or over pandas before Spark 4.1."""
     fields = []
     for number, output in enumerate(predictor.outputs):
-        scalar = next(kind for dtype, kind in _SCALARS.values() if dtype == output.dtype)
-        fields.append(T.StructField(f"o{number}", T.ArrayType(scalar) if output.is_list else scalar))
+        scalar = T.FloatType() if output.dtype == "float32" else T.DoubleType()
+        fields.append(T.StructField(f"o{number}", T.ArrayType(scalar) if output.is_vector else scalar))
     returned = T.StructType(fields)
     if hasattr(F, "arrow_udf"):
 

@@ -73,6 +73,11 @@ class TableParams(Params):
             TypeError: a keyword is no Param, or a value has the wrong type.
             ValueError: a value is not valid.
         """
+        for entry in self.TABLE.values():
+            if entry.keyword in kwargs:
+                if entry.name in kwargs:
+                    raise TypeError(f"{entry.name} and {entry.keyword} are the same Param: pass one of them")
+                kwargs[entry.name] = kwargs.pop(entry.keyword)
         for name in kwargs:
             if name not in self.TABLE:
                 close = difflib.get_close_matches(name, self.TABLE, 1)

@@ -14,7 +14,7 @@ from sparkvod.data import Column, PreparedData, request
 from sparkvod.data.schema import TEXT, unconvertible
 from sparkvod.errors import DataError
 from sparkvod.estimators import values
-from sparkvod.estimators.columns import Input, Label
+from sparkvod.estimators.columns import Input, Label, OutputSpec
 from sparkvod.estimators.params import TableParams
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ _LOG = log.get("estimators")
 
 @dataclass(frozen=True)
 class Plan:
-    """How columns meet the model: its inputs, its labels, the shapes of its outputs without the rows."""
+    """How columns meet the model: its inputs, its labels and its outputs, one per label."""
 
     inputs: tuple[Input, ...]
     labels: tuple[Label, ...]
-    outputs: list[tuple[int, ...]]
+    outputs: list[OutputSpec]
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Planning(TableParams):
         shapes = self.value("input_shapes") or []
         if len(shapes) != len(names):
             shapes = [None] * len(names)
-        features = [_with_width(dataset, known[name], shape) for name, shape in zip(names, shapes, strict=True)]
-        labels = [_with_width(dataset, known[name], None) for name in asked["label_cols"]]
+        features = [with_width(dataset, known[name], shape) for name, shape in zip(names, shapes, strict=True)]
+        labels = [with_width(dataset, known[name], None) for name in asked["label_cols"]]
         if any(-1 in column.shape for column in features + labels):
             return packed
         return self._planned(packed, features, labels)
@@ -150,7 +150,7 @@ def _taken_by_default() -> Iterator[None]:
         ) from None
 
 
-def _with_width(dataset: DataFrame, column: Column, shape: Sequence[int] | None) -> Column:
+def with_width(dataset: DataFrame, column: Column, shape: Sequence[int] | None) -> Column:
     """Returns the column with its width, if it needs one, and an input shape or the writer of its metadata tells it."""
     if -1 not in column.shape:
         return column

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkvod.data.schema import require_utf8
 from sparkvod.errors import DataError
 from sparkvod.estimators.columns import Input
 
@@ -31,16 +32,13 @@ class Output:
     Attributes:
         name: name of the column.
         tail: shape of the model's output without the rows.
-        dtype: NumPy dtype of the column's numbers; for whole numbers outputs are rounded to the nearest that the
-            dtype has, and NaN is null: a cast would make numbers of them that the model never said.
-        is_list: whether the column holds lists of numbers.
-        is_vector: whether these become ML vectors.
+        dtype: NumPy dtype of the column's numbers, float32 or float64.
+        is_vector: whether the column holds ML vectors, which travel as lists.
     """
 
     name: str
     tail: tuple[int, ...]
     dtype: str
-    is_list: bool
     is_vector: bool
 
     @property
@@ -56,22 +54,21 @@ class Output:
                 "as in training"
             )
         flat = self._numbers(values.reshape(-1))
-        if not self.is_list:
+        if not self.is_vector:
             return flat
         offsets = pa.array(np.arange(0, rows * self.width + 1, self.width, dtype=np.int32))
         return pa.ListArray.from_arrays(offsets, flat)
 
     def _numbers(self, values: np.ndarray) -> pa.Array:
         """Returns numbers in this column's type."""
-        dtype = np.dtype(self.dtype)
-        if dtype.kind != "i" or values.dtype.kind in "iub" and np.can_cast(values.dtype, dtype):
-            return pa.array(np.ascontiguousarray(values, dtype=dtype))
-        limits, unknown = np.iinfo(dtype), np.isnan(values)
-        rounded = np.rint(values.astype(np.float64)) if values.dtype.kind == "f" else values
-        low, high = rounded <= limits.min, rounded >= limits.max
-        whole = np.where(low | high | unknown, 0, rounded).astype(dtype)
-        whole[low], whole[high] = limits.min, limits.max
-        return pa.array(whole, mask=unknown if unknown.any() else None)
+        made = np.ascontiguousarray(values, dtype=self.dtype)
+        if values.dtype.kind in "iu" and not np.array_equal(made.astype(values.dtype), values):
+            wrong = values[made.astype(values.dtype) != values].flat[0]
+            raise DataError(
+                f"output column {self.name!r} cannot hold the whole number {wrong} exactly (its type is "
+                f"{self.dtype}): return numbers up to 2**53, or split them into two outputs"
+            )
+        return pa.array(made)
 
 
 @dataclass(frozen=True)
@@ -154,9 +151,15 @@ def to_numpy(array: pa.Array, name: str, width: int) -> np.ndarray:
         flat = array.flatten()
     nulls = array.null_count or flat.null_count
     if nulls:
+        is_text = pa.types.is_string(flat.type) or pa.types.is_large_string(flat.type)
+        fill = f'df.fillna("", [{name!r}])' if is_text else "pyspark.ml.feature.Imputer"
         raise DataError(
-            f"feature column {name!r} with {nulls} nulls among {len(array)} rows was found, none was expected; "
-            "drop these rows or fill them, for example with pyspark.ml.feature.Imputer"
+            f"feature column {name!r} has {nulls} nulls among {len(array)} rows: drop these rows, or fill them, for "
+            f"example with {fill}"
         )
-    values = flat.to_numpy(zero_copy_only=False)
+    try:
+        values = flat.to_numpy(zero_copy_only=False)
+    except (UnicodeDecodeError, pa.ArrowException):
+        require_utf8(name, flat)
+        raise
     return values.reshape(-1, width) if width else values

@@ -28,6 +28,7 @@ class Entry:
         doc: what it means, with its unit.
         frameworks: the estimators that have it.
         aliases: further names of its accessors, without ``get`` and ``set``.
+        keyword: a further name of the constructor's keyword.
         inert: not empty for a Param of the peer that has no meaning here: why; setting it logs that once.
     """
 
@@ -38,6 +39,7 @@ class Entry:
     frameworks: tuple[str, ...] = ALL
     aliases: tuple[str, ...] = ()
     inert: str = ""
+    keyword: str = ""
 
     @property
     def accessor(self) -> str:
@@ -379,15 +381,35 @@ ESTIMATOR: tuple[Entry, ...] = (
 MODEL: tuple[Entry, ...] = (
     Entry("model", None, checks.anything, "the trained model"),
     Entry("history", None, checks.a_list, "one record per epoch: losses, metrics, rows per second"),
-    Entry("feature_columns", None, checks.strings, "names of the feature columns"),
-    Entry("label_columns", None, checks.strings, "names of the label columns", aliases=("LabelColoumns",)),
+    Entry("feature_columns", None, checks.strings, "names of the feature columns", keyword="feature_cols"),
+    Entry(
+        "label_columns",
+        None,
+        checks.strings,
+        "names of the label columns",
+        aliases=("LabelColoumns",),
+        keyword="label_cols",
+    ),
     Entry(
         "outputCols", None, checks.strings, "names of the columns that transform adds; <label>__output when not given"
     ),
     Entry("run_id", None, checks.string, "name of the run that trained it"),
-    Entry("_metadata", None, checks.a_dict, "the columns' types and shapes, the outputs' shapes"),
+    Entry("_metadata", None, checks.a_dict, "the columns' types and shapes, the outputs' shapes and dtypes"),
     Entry("optimizer", None, checks.anything, "the optimizer with its state after the last step", ("torch",)),
-    Entry("input_shapes", None, checks.shapes, "shapes of the model's inputs", ("torch", "lightning")),
+    Entry(
+        "input_shapes",
+        None,
+        checks.shapes,
+        "shapes of the model's inputs, -1 for the rows; one per feature column, or one for all columns side by side",
+        ("torch", "keras", "lightning"),
+    ),
+    Entry(
+        "input_dtypes",
+        None,
+        checks.names_or_none,
+        "dtypes of the model's inputs, such as ['int64', None]; None is the model's own",
+        ("torch", "keras"),
+    ),
     Entry("loss", None, checks.functions, "the loss that it was trained with", ("torch",)),
     Entry("loss_constructors", None, checks.functions, "functions that return the losses", ("torch",)),
     Entry("custom_objects", {}, checks.a_dict, "classes and functions by name that the model is made of", _KERAS),

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F
 
 from sparkvod.data import FilesystemStore, PreparedData, Store, clean, open_prepared, open_reader, prepare, release
 from sparkvod.data.claims import claim
 from sparkvod.data.identity import prove
 from sparkvod.data.preparation import _clean, _entries
+from sparkvod.data.readers.decode import Decoder
 from sparkvod.errors import DataError, StoreError
 
 pytestmark = pytest.mark.timeout(120)
@@ -269,8 +272,11 @@ def test_a_failing_frame_leaves_nothing_and_loses_nothing(spark: Any, store: Fil
             yield batch
             raise RuntimeError("the user's own error")
 
-    with pytest.raises(Exception, match="the user's own error"):
-        prepare(frame(spark).mapInArrow(fail, "id long, x double, y long"), store, label_cols=["y"])
+    frames = [frame(spark).mapInArrow(fail, "id long, x double, y long")]
+    frames.append(frame(spark).withColumn("x", F.udf(lambda x: 1 / (x - x), "double")("x")))
+    for failing, words in zip(frames, ("RuntimeError: the user's own error", "ZeroDivisionError"), strict=True):
+        with pytest.raises(DataError, match=f"a Python function in the .* plan .*failed.*: {words}(.|\n)*Traceback"):
+            prepare(failing, store, label_cols=["y"])
     assert data_sets(store) == before
     assert open_prepared(store, kept.idx).fingerprint == kept.fingerprint
 
@@ -515,6 +521,42 @@ def test_damaged_data_are_prepared_again(spark: Any, store: FilesystemStore, tmp
     second = prepare(df, store, label_cols=["y"])
     assert not second.reused
     assert second.train.rows == 50
+
+
+@pytest.mark.parametrize("damage", [b"", b"null", b"{", b"[1]", b'{"version": 1}', b"\xff", b'{"version": "x"}'])
+def test_a_damaged_manifest_is_absent(
+    store: FilesystemStore, damage: bytes, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    path = store.get_train_data_path()
+    os.makedirs(path)
+    pq.write_table(pa.table({"x": [1.0, 2.0]}), f"{path}/a.parquet")
+    store.write_bytes(store.get_data_metadata_path(path), damage)
+    assert open_prepared(store).train.rows == 2
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [] if b'"x"' in damage else f"{store.get_data_metadata_path(path)} is damaged" in told[0]
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut off", "not Parquet"])
+def test_a_damaged_file_is_named(store: FilesystemStore, damage: str) -> None:
+    path = store.get_train_data_path()
+    os.makedirs(path)
+    pq.write_table(pa.table({"x": [1.0, 2.0]}), f"{path}/a.parquet")
+    content = Path(f"{path}/a.parquet").read_bytes()
+    Path(f"{path}/b.parquet").write_bytes({"empty": b"", "cut off": content[:-9], "not Parquet": b"x" * 99}[damage])
+    with pytest.raises(DataError, match="b.parquet is not a readable Parquet file .* empty, cut off or damaged"):
+        open_prepared(store)
+
+
+def test_a_damaged_row_group_is_named(store: FilesystemStore) -> None:
+    path = store.get_train_data_path()
+    os.makedirs(path)
+    pq.write_table(pa.table({"x": np.arange(1000.0)}), f"{path}/a.parquet", compression="zstd", use_dictionary=False)
+    content = bytearray(Path(f"{path}/a.parquet").read_bytes())
+    content[4:400] = bytes(396)
+    Path(f"{path}/a.parquet").write_bytes(content)
+    data = open_prepared(store)
+    with pytest.raises(DataError, match="(?s)row group 0 of .*a.parquet cannot be read .*damaged"):
+        Decoder(data.train, data.train.columns).decode(0)
 
 
 # -- the store's bookkeeping --------------------------------------------------------------------------------------

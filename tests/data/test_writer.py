@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,11 @@ import pytest
 from sparkvod.data import FilesystemStore, writer
 from sparkvod.data.preparation import _judge
 from sparkvod.data.request import Request
-from sparkvod.data.schema import Column, from_arrow
+from sparkvod.data.schema import TEXT, Column, from_arrow
 from sparkvod.data.writer import WritePlan, write_partition
 from sparkvod.errors import DataError, StoreError
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 def columns_of(table: pa.Table) -> tuple[Column, ...]:
@@ -108,6 +109,26 @@ def test_bad_data(tmp_path: Path, columns: dict[str, Any], kwargs: dict[str, Any
         judge(tmp_path, report, table=table, **kwargs)
     if not kwargs.keys() & {"split", "fraction"}:
         assert files(tmp_path) == []
+
+
+def test_infinities_give_one_warning_per_column(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = pa.table({"x": [1.0, INF, -INF], "v": [[INF, INF], [1.0, -INF], [0.0, 1.0]], "n": [1, 2, 3]})
+    report = run(tmp_path, table, 1)
+    judge(tmp_path, report, report, table=table)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        f"column {name!r} has infinite values in 4 of 6 rows" for name in ("v", "x")
+    ]
+    with pytest.raises(DataError, match="column 'x' has NaN in 1 of 2 rows"):
+        judge(tmp_path, run(tmp_path, pa.table({"x": [NAN, INF]})), table=pa.table({"x": [NAN, INF]}))
+
+
+def test_text_that_is_not_utf8(tmp_path: Path) -> None:
+    texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"A", b"\xffA"]).buffers())
+    table = pa.table({"t": texts})
+    plan = dataclasses.replace(plan_for(tmp_path, table), columns=(Column("t", "scalar", TEXT, (), '"string"'),))
+    report = write_partition(plan, table.to_batches(), 0, "part-0")
+    with pytest.raises(DataError, match="column 't' has text that is not valid UTF-8 in 1 of 2 rows: decode its bytes"):
+        judge(tmp_path, report, table=table)
 
 
 def test_widths_that_differ_between_partitions(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from sparkvod.data.dataset import Dataset
 from sparkvod.data.files import failures
-from sparkvod.data.schema import Column
+from sparkvod.data.schema import Column, require_utf8
 from sparkvod.errors import DataError
 
 OPEN_CHUNKS = 20_000
@@ -91,6 +91,8 @@ class Decoder:
             # ParquetFile.read_row_group() looks the columns up by name each time, for half the time of decoding them.
             # use_threads=False: starting tasks costs more than decoding a group of some thousand rows.
             table = handle.file.reader.read_row_group(index, column_indices=handle.columns, use_threads=False)
+        except (*failures(self._fs), pa.ArrowException) as error:
+            raise self._damaged(number, index, error) from error
         finally:
             self._give_back(number, handle)
         if table.num_rows != rows:
@@ -117,7 +119,10 @@ class Decoder:
             held: pa.Table | None = None
             for size in sizes:
                 while held is None or held.num_rows < size:
-                    batch = next(batches, None)
+                    try:
+                        batch = next(batches, None)
+                    except (*failures(self._fs), pa.ArrowException) as error:
+                        raise self._damaged(number, index, error) from error
                     if batch is None:
                         raise self._changed(number, index, "fewer", "more")
                     more = pa.Table.from_batches([batch])
@@ -142,7 +147,11 @@ class Decoder:
             return self._vectors(column, array, file)
         if array.null_count:
             raise self._bad(column, file, f"{array.null_count} nulls in a row group", "none")
-        values: np.ndarray = array.to_numpy(zero_copy_only=False)
+        try:
+            values: np.ndarray = array.to_numpy(zero_copy_only=False)
+        except (UnicodeDecodeError, pa.ArrowException):
+            require_utf8(column.name, array)
+            raise
         self._check(column, values, file)
         return values
 
@@ -169,6 +178,12 @@ class Decoder:
         return DataError(
             f"row group {index} of {self._name(file)} has {found} rows, {expected} were expected; the file was "
             "changed since its metadata were read: prepare or open the data again"
+        )
+
+    def _damaged(self, file: int, index: int, error: Exception) -> DataError:
+        return DataError(
+            f"row group {index} of {self._name(file)} cannot be read ({error}): the file is damaged or was changed "
+            "since its metadata were read; write it again, or prepare the data again"
         )
 
     def _bad(self, column: Column, file: int, found: str, expected: str) -> DataError:

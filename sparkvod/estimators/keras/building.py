@@ -11,12 +11,12 @@ import keras
 
 from sparkvod.errors import DataError
 from sparkvod.estimators import trying
-from sparkvod.estimators.columns import ColumnLike, Input, Label
+from sparkvod.estimators.columns import ColumnLike, Input, Label, OutputSpec
 from sparkvod.estimators.keras import checking, packing
 from sparkvod.estimators.keras.custom import found_in_parts
 from sparkvod.estimators.keras.loop import Loop
 from sparkvod.estimators.keras.losses import by_label
-from sparkvod.estimators.keras.model_io import Feed, labels
+from sparkvod.estimators.keras.model_io import Feed, labels, spec
 from sparkvod.estimators.parts import dump_part
 
 
@@ -112,7 +112,7 @@ def build(
     label_columns: Sequence[ColumnLike],
     tails: Sequence[tuple[int, ...] | None],
     weighted: bool,
-) -> tuple[Loop, tuple[Label, ...], list[tuple[int, ...]]]:
+) -> tuple[Loop, tuple[Label, ...], list[OutputSpec]]:
     """Builds a model and all that is trained and measured, by rows of zeros.
 
     Args:
@@ -124,7 +124,7 @@ def build(
         weighted: whether there are sample weights.
 
     Returns:
-        The loop, how columns make labels, and the outputs' shapes without the rows.
+        The loop, how columns make labels, and the outputs in the labels' order.
 
     Raises:
         DataError: something does not fit.
@@ -145,9 +145,11 @@ def build(
         jit_compile=False,
     )
     loop = Loop(feed, terms, [1.0 if factor is None else float(factor) for factor in factors], own_loss)
-    tails_out = [tuple(int(n) for n in output.shape[1:]) for output in outputs]
+    specs = [spec(output) for output in outputs]
     # Not as many rows as an output has numbers: a metric that broadcasts labels against them would pass.
-    rows = trying.row_counts(*tails_out, *(c.shape for c in label_columns), *(p.tail or () for p in planned))[0]
+    rows = trying.row_counts(
+        *(s.tail for s in specs), *(c.shape for c in label_columns), *(p.tail or () for p in planned)
+    )[0]
     nothing = {column.name: trying.nothing(column, rows) for column in label_columns}
     made = [keras.ops.convert_to_tensor(array) for array in labels(planned, nothing, rows)]
     weights = keras.ops.ones((rows,)) if weighted else None
@@ -162,7 +164,7 @@ def build(
         ) from error
     if own_loss:
         checking.try_own_loss(loop, tried, made, outputs, weights)
-    return loop, planned, tails_out
+    return loop, planned, specs
 
 
 def in_model_order(feed: Feed, found: Any, what: str = "metrics") -> Any:

@@ -109,17 +109,17 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         tails = columns.label_tails(labels, self.value("label_shapes"))
         weighted = self.value("sample_weight_col") is not None
         loop, planned, outputs = building.build(parts, model, inputs, labels, tails, weighted)
-        adding.require_sums(loop, planned, labels, outputs, weighted)
+        adding.require_sums(loop, planned, labels, [output.tail for output in outputs], weighted)
         monitoring.check_names(self.value("callbacks"), given.best(self.value("checkpoint_callback")), loop)
         self._terms = loop.terms
         return Plan(inputs, planned, outputs)
 
     def _takes(self, plan: Plan) -> Sequence[values.Takes | None]:
         return [
-            values.Takes(term.name, None if term.is_binary else tail[-1], term.ignored)
+            values.Takes(term.name, None if term.is_binary else output.tail[-1], term.ignored)
             if term.is_binary or term.takes_classes
             else None
-            for term, tail in zip(self._terms, plan.outputs, strict=True)
+            for term, output in zip(self._terms, plan.outputs, strict=True)
         ]
 
     def _fingerprint(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from sparkvod.data.schema import TEXT
 from sparkvod.errors import DataError
 from sparkvod.estimators import columns
-from sparkvod.estimators.columns import ColumnLike, Input, Label
+from sparkvod.estimators.columns import ColumnLike, Input, Label, OutputSpec
 
 
 def symbolic_inputs(model: Any) -> list[Any]:
@@ -151,6 +151,10 @@ class Feed:
         """
         return self.outputs(self.run(tensors, training))
 
+    def call_arrays(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        """Returns the outputs, in inference and in the labels' order, of inputs as arrays."""
+        return self.call([keras.ops.convert_to_tensor(array) for array in arrays], training=False)
+
     def run(self, tensors: Sequence[Any], training: bool) -> Any:
         """Returns what the model returns."""
         if self._structure is not None:
@@ -176,6 +180,11 @@ class Feed:
         if len(items) == 1:
             return items[0]
         return [items[self.order.index(place)] for place in range(len(items))]
+
+
+def spec(output: Any) -> OutputSpec:
+    """Returns what is known of an output whose first dimension is the rows."""
+    return OutputSpec(tuple(int(n) for n in output.shape[1:]), keras.backend.standardize_dtype(output.dtype))
 
 
 def labels(plan: Sequence[Label], found: Mapping[str, np.ndarray], rows: int) -> list[np.ndarray]:

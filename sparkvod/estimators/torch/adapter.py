@@ -101,7 +101,7 @@ class TorchAdapter(Adapter):
     def _plan_labels(self, terms: list[LossTerm]) -> None:
         """Tries model and losses as the driver does, which could not: the losses were made only now."""
         task = self.task
-        _, labels = checking.output_tails(
+        _, labels = checking.output_specs(
             packing.load_model(self._parts["model"]),
             task.inputs,
             [task.data.column(label.column) for label in task.labels],

@@ -14,7 +14,7 @@ from torch import nn
 from sparkvod import log
 from sparkvod.errors import DataError
 from sparkvod.estimators import trying
-from sparkvod.estimators.columns import ColumnLike, Input, Label
+from sparkvod.estimators.columns import ColumnLike, Input, Label, OutputSpec
 from sparkvod.estimators.torch import model_io
 from sparkvod.estimators.torch.losses import LossTerm
 from sparkvod.estimators.trying import ROWS
@@ -32,7 +32,7 @@ def default_dtype(model: nn.Module) -> str:
     return "float32"
 
 
-def output_tails(
+def output_specs(
     model: nn.Module,
     inputs: Sequence[Input],
     columns: Sequence[ColumnLike],
@@ -40,8 +40,8 @@ def output_tails(
     tails: Sequence[tuple[int, ...] | None],
     weighted: bool,
     metrics: Sequence[Any] = (),
-) -> tuple[list[tuple[int, ...]], tuple[Label, ...]]:
-    """Returns the outputs' shapes without the rows, and how label columns make labels.
+) -> tuple[list[OutputSpec], tuple[Label, ...]]:
+    """Returns the model's outputs, one per label, and how label columns make labels.
 
     Args:
         model: a model that may be used up: in training it would be another copy.
@@ -55,11 +55,11 @@ def output_tails(
     Raises:
         DataError: the model cannot take the inputs, or what it returns fits neither labels nor losses.
     """
-    outputs = _forward(model, inputs)
+    outputs = _forward_zeros(model, inputs)
     trying.require_one_per_label(len(outputs), columns, "return a tuple with one tensor per label")
     for output, column in zip(outputs, columns, strict=True):
         trying.require_rows(output.shape, f" for label {column.name!r}")
-    found = [tuple(output.shape[1:]) for output in outputs]
+    found = [model_io.spec(output) for output in outputs]
     default = default_dtype(model)
     if terms is None:
         return found, tuple(Label(c.name, tail, default) for c, tail in zip(columns, tails, strict=True))
@@ -78,14 +78,24 @@ def output_tails(
     return found, tuple(labels)
 
 
-def _forward(model: nn.Module, inputs: Sequence[Input]) -> list[torch.Tensor]:
-    arrays = [model_io.tensor(array, i.dtype) for array, i in zip(trying.zeros(inputs), inputs, strict=True)]
+def _forward_zeros(model: nn.Module, inputs: Sequence[Input]) -> list[torch.Tensor]:
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            result = model.eval()(*arrays)
+        result = forward(model, inputs, trying.zeros(inputs))
     except Exception as error:
         raise trying.cannot_take(inputs, error) from error
     return model_io.outputs(result)
+
+
+def forward(model: nn.Module, inputs: Sequence[Input], arrays: Sequence[np.ndarray]) -> Any:
+    """Returns what the model makes of these inputs in evaluation mode; it is left in the modes that it was in."""
+    tensors = [model_io.tensor(array, item.dtype) for array, item in zip(arrays, inputs, strict=True)]
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            return model.eval()(*tensors)
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def _label(

@@ -130,7 +130,7 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
         terms = None if self.value("loss") is None else terms_for(self.value("loss"), len(labels))
         weighted = self.value("sample_weight_col") is not None
         metrics = pickle.loads(pickle.loads(payload)["metrics"])
-        outputs, planned = checking.output_tails(model, inputs, labels, terms, tails, weighted, metrics)
+        outputs, planned = checking.output_specs(model, inputs, labels, terms, tails, weighted, metrics)
         return Plan(inputs, planned, outputs)
 
     def _takes(self, plan: Plan) -> Sequence[values.Takes | None]:
@@ -140,10 +140,10 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
             return super()._takes(plan)
         terms = terms_for(self.value("loss"), len(plan.labels))
         return [
-            values.Takes(term.name, None if term.is_binary else tail[0], term.skipped)
+            values.Takes(term.name, None if term.is_binary else output.tail[0], term.skipped)
             if term.is_binary or (term.takes_classes and label.dtype == "int64")
             else None
-            for term, label, tail in zip(terms, plan.labels, plan.outputs, strict=True)
+            for term, label, output in zip(terms, plan.labels, plan.outputs, strict=True)
         ]
 
     def _fingerprint(self) -> dict[str, Any]:

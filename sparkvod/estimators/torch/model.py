@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
-from sparkvod.estimators import table
-from sparkvod.estimators.columns import Input
+import numpy as np
+
+from sparkvod.estimators import columns, table
+from sparkvod.estimators.columns import ColumnLike, Input, OutputSpec
 from sparkvod.estimators.model import ModelBase
 from sparkvod.estimators.predictor import Output, Predictor
 from sparkvod.estimators.torch.predictor import TorchPredictor
@@ -15,8 +18,9 @@ from sparkvod.estimators.torch.predictor import TorchPredictor
 class TorchModel(ModelBase, table=table.of(table.MODEL, "torch")):
     """A trained PyTorch module as a Spark ML model.
 
-    ``transform`` adds a column per label, ``<label>__output`` by default: the label's own type for one number per row,
-    an ML vector or an array for several. All keyword arguments are Params; see ``explainParams()``.
+    ``transform`` adds a column per output, ``<label>__output`` by default: a float or double, as the output is, for one
+    number per row, an ML vector for several. A module that was trained elsewhere needs ``model``, ``feature_columns``
+    and ``label_columns``. All keyword arguments are Params; see ``explainParams()``.
     """
 
     def getModel(self) -> Any:  # noqa: N802, the names are Spark's
@@ -27,6 +31,18 @@ class TorchModel(ModelBase, table=table.of(table.MODEL, "torch")):
         """Returns the optimizer over :meth:`getModel`'s parameters, with its state after the last step, or None."""
         detached = self.value("optimizer")
         return detached.attach(self.getModel()) if hasattr(detached, "attach") else detached
+
+    def _plan_inputs(self, features: Sequence[ColumnLike]) -> tuple[Input, ...]:
+        from sparkvod.estimators.torch import checking
+
+        default = checking.default_dtype(self.getModel())
+        return columns.plan_inputs(features, self.value("input_shapes"), self.value("input_dtypes"), default)
+
+    def _try_outputs(self, inputs: tuple[Input, ...], arrays: Sequence[np.ndarray]) -> list[OutputSpec]:
+        from sparkvod.estimators.torch import checking, model_io
+
+        found = model_io.outputs(checking.forward(self.getModel(), inputs, arrays))
+        return [model_io.spec(output) for output in found]
 
     def _predictor(self, inputs: tuple[Input, ...], outputs: tuple[Output, ...], widths: dict[str, int]) -> Predictor:
         from sparkvod.estimators.torch import packing

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparkvod.estimators.columns import Input, Label
+from sparkvod.estimators.columns import Input, Label, OutputSpec
 from sparkvod.estimators.torch.losses import LossTerm
 
 
@@ -27,6 +27,11 @@ def array(output: torch.Tensor) -> np.ndarray:
     """Returns an output as an array, bfloat16, which NumPy lacks, as float32."""
     made: np.ndarray = (output.float() if output.dtype == torch.bfloat16 else output).numpy()
     return made
+
+
+def spec(output: torch.Tensor) -> OutputSpec:
+    """Returns what is known of an output whose first dimension is the rows."""
+    return OutputSpec(tuple(output.shape[1:]), str(output.dtype).removeprefix("torch."))
 
 
 def labels(plan: Sequence[Label], columns: Mapping[str, np.ndarray], rows: int) -> list[torch.Tensor]:

@@ -194,11 +194,19 @@ def test_no_spark_dataframe(df: Any) -> None:
     rows = df.limit(3).toPandas()
     with pytest.raises(TypeError, match=r"fit was called with a pandas DataFrame, .* spark.createDataFrame"):
         make().fit(rows)
+    frame_like = type("DataFrame", (), {"__module__": "pyspark.pandas.frame"})()
+    with pytest.raises(TypeError, match=r"fit needs a Spark DataFrame, got one of pandas on Spark: call .to_spark\(\)"):
+        make().fit(frame_like)
     with pytest.raises(TypeError, match=r"fit was called with a builtins list, "):
         make().fit([1, 2])
     model = TorchModel(model=nn.Linear(4, 1), feature_columns=FEATURES, label_columns=["y"])
     with pytest.raises(TypeError, match=r"transform was called with a pandas DataFrame, .* spark.createDataFrame"):
         model.transform(rows)
+
+
+def test_columns_that_transform_would_add(df: Any) -> None:
+    with pytest.raises(DataError, match="already has the output columns Y__output: .*drop or rename yours before fit"):
+        make().fit(df.withColumn("Y__output", df["y"]))
 
 
 def test_features_by_default_are_explained(df: Any, tmp_path: Path) -> None:
