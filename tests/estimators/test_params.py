@@ -57,8 +57,8 @@ def test_values_are_set_by_keyword_setter_and_set_params():
     assert example.setParams(batch_size=np.int64(8), epochs=2.0).getBatchSize() == 8
     assert type(example.getEpochs()) is int
     assert example.setEpochs(None).getEpochs() == 1
-    assert not example.isSet("batch_size")
-    assert "batch_size: rows of a step on each rank (default: 32)" in example.explainParams()
+    assert not example.isSet("epochs")
+    assert "the model as it is (default: 1)" in example.explainParams()
 
 
 @pytest.mark.parametrize(
