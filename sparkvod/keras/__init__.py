@@ -47,6 +47,7 @@ from sparkvod.keras.collectives import (
     reducescatter,
 )
 from sparkvod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from sparkvod.keras.synchronized import refuse_synchronized
 
 _backend = backends.current()
 #: ``with own_errors(): model.fit(...)`` raises sparkvod's errors where the backend wraps them in its own.
@@ -101,6 +102,7 @@ def load_model(
     known = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
+        refuse_synchronized(model)
         DistributedOptimizer(model.optimizer, compression=compression)
         # Keras has decided as for the optimizer that was saved.
         if model.jit_compile and not _backend.COMPILES:

@@ -7,10 +7,12 @@ from typing import Any
 import keras
 
 from sparkvod.core import basics
-from sparkvod.core.objects import objects_by_rank
+from sparkvod.core.objects import any_rank, objects_by_rank
+from sparkvod.core.ops import own_set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
 from sparkvod.errors import MismatchError
 from sparkvod.keras import backends
+from sparkvod.keras.synchronized import refuse_synchronized
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -40,8 +42,17 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts when all variables are there already."""
-        if self.model.built and (self.model.optimizer is None or self.model.optimizer.built):
+        """Broadcast when all ranks have all variables already.
+
+        A rank that loaded the model has the optimizer's variables before a rank that built it, so an optimizer that
+        has none yet gets them here, and whether to wait for the first batch is decided by all ranks together.
+        """
+        model, optimizer = self.model, self.model.optimizer
+        refuse_synchronized(model)
+        if model.built and optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        members = own_set_id(self.process_set, type(self).__name__)
+        if not any_rank(not model.built, members):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

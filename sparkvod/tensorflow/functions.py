@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparkvod.core import objects
-from sparkvod.core.ops import own_set_id
+from sparkvod.core import basics, objects
+from sparkvod.core.ops import check_root, own_set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
-from sparkvod.tensorflow import ops
+from sparkvod.tensorflow import naming, ops, raw
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -42,17 +42,31 @@ def broadcast_variables(
         HorovodInternalError: a rank was lost.
     """
     found = list(variables)
-    own_set_id(process_set, "broadcast_variables")
+    members = own_set_id(process_set, "broadcast_variables")
+    check_root(root_rank, basics.size(), raw.ranks_of(members))
+    checked = None
     if tf.executing_eagerly():
         described = [(tuple(variable.shape), tf.as_dtype(variable.dtype).name) for variable in found]
         objects.check_variables(described, process_set)
+        names = [f"broadcast.variable.{number}" for number in range(len(found))]
+    else:
+        checked = _same_number(len(found), root_rank, members)
+        names = [naming.in_graph("broadcast", f"variable.{number}") for number in range(len(found))]
     assigned = [
-        variable.assign(
-            ops.broadcast(variable, root_rank, name=f"broadcast.variable.{number}", process_set=process_set)
-        )
-        for number, variable in enumerate(found)
+        variable.assign(raw.broadcast(raw.tensors([variable])[0], root_rank, name, members, checked))
+        for variable, name in zip(found, names, strict=True)
     ]
     return tf.group(*[update for update in assigned if update is not None]) if ops.in_tf1_graph() else None
+
+
+def _same_number(number: int, root_rank: int, members: int) -> Any:
+    """Return a tensor that fails on all ranks where they have different numbers of variables.
+
+    Without it the ranks with more variables would wait for the others. It is a broadcast of one element per variable,
+    so that the engine's error says which ranks have how many.
+    """
+    name = naming.in_graph("broadcast", "one element per variable")
+    return raw.broadcast(tf.zeros([number], tf.int64), root_rank, name, members)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

@@ -47,9 +47,28 @@ def in_graph(kind: str, what: str) -> str:
         kind: the collective.
         what: what tells it from others; a number is put behind it where that does not suffice.
     """
+    scope = _COUNTED.sub("", getattr(tf.compat.v1.get_default_graph(), "name", "") or "")
+    return _numbered(f"{kind}.{scope}.{what}" if scope else f"{kind}.{what}")
+
+
+def of_gradient(op: Any) -> str:
+    """Return the name of the collective that computes the gradient of another one.
+
+    It follows from the other one's name, because TensorFlow may differentiate independent operations in a different
+    order on each rank: by their order, gradients of equal shapes would be reduced with each other. Each further
+    gradient of the same collective within a graph gets a number, because both may be in flight at the same time.
+
+    Args:
+        op: the operation that is differentiated.
+    """
+    name = op.get_attr("tensor_name")
+    name = name.decode() if isinstance(name, bytes) else name
+    # Eager operations run one after the other.
+    return f"{name}.grad" if tf.executing_eagerly() else _numbered(f"{name}.grad")
+
+
+def _numbered(name: str) -> str:
     graph = tf.compat.v1.get_default_graph()
-    scope = _COUNTED.sub("", getattr(graph, "name", "") or "")
-    name = f"{kind}.{scope}.{what}" if scope else f"{kind}.{what}"
     seen = _used.get(graph)
     if seen is None:
         seen = _used.setdefault(graph, Counter())

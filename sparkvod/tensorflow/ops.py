@@ -212,11 +212,16 @@ def broadcast(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Sequence[Any]:
-    """Overwrites variables with the root's values; returns them."""
+    """Overwrite variables with the root's values and return them.
+
+    In a TF1 graph the result is the list of the overwritten values; a session that evaluates them overwrites the
+    variables.
+    """
+    updates = []
     for number, variable in enumerate(variables):
         sub_name = name and f"{name}.{number}"
-        variable.assign(broadcast(variable, root_rank, sub_name, process_set=process_set))
-    return variables
+        updates.append(variable.assign(broadcast(variable, root_rank, sub_name, process_set=process_set)))
+    return updates if in_tf1_graph() else variables
 
 
 @as_written

@@ -10,19 +10,22 @@ import numpy as np
 import tensorflow as tf
 
 from sparkvod.core import basics, ops
-from sparkvod.tensorflow import library
+from sparkvod.tensorflow import library, naming
 from sparkvod.tensorflow.errors import translated
 
 _DTYPES = {tf.as_dtype(name) for name in ops.DTYPES}
 _captured: Any = None
+_ended: Any = None
 
 
 def tensors(values: Sequence[Any]) -> list[Any]:
     """Returns the values as tensors of dtypes that the engine knows.
 
     Raises:
-        ValueError: a dtype has no code in the engine.
+        ValueError: a dtype has no code in the engine, or a tensor is ragged or sparse.
     """
+    for value in values:
+        _refuse_composite(value)
     converted = [tf.convert_to_tensor(value) for value in values]
     for tensor in converted:
         if tensor.dtype not in _DTYPES:
@@ -30,6 +33,16 @@ def tensors(values: Sequence[Any]) -> list[Any]:
                 f"a tensor of {tensor.dtype.name} was found, one of {', '.join(ops.DTYPES)} was expected; cast it"
             )
     return converted
+
+
+def _refuse_composite(value: Any) -> None:
+    if isinstance(value, tf.RaggedTensor):
+        kind, cure = "tf.RaggedTensor", "send its flat_values and row_splits, or value.to_tensor()"
+    elif isinstance(value, tf.SparseTensor):
+        kind, cure = "tf.SparseTensor", "send its values and indices by allgather, or tf.sparse.to_dense(value)"
+    else:
+        return
+    raise ValueError(f"a collective takes dense tensors, got a {kind} of shape {value.shape}: {cure}")
 
 
 def _token() -> Any:
@@ -72,7 +85,7 @@ def _among(process_set: int) -> dict[str, int]:
     }
 
 
-def _called(op: str, *args: Any, **attributes: Any) -> Any:
+def _called(op: str, *args: Any, token: Any = None, **attributes: Any) -> Any:
     function = getattr(library.load(), f"sparkvod_{op}")
     if tf.executing_eagerly():
         basics.engine()  # says that there is none
@@ -81,7 +94,26 @@ def _called(op: str, *args: Any, **attributes: Any) -> Any:
         except tf.errors.OpError as error:
             own = translated(error)
             raise own from (None if own is not error else error.__cause__)
-    return function(_token(), *args, **attributes)
+    result = function(_token() if token is None else token, *args, **attributes)
+    if op not in ("barrier", "world") and tf.compat.v1.get_default_graph().building_function and _outermost_is_eager():
+        _order(result)
+    return result
+
+
+def _order(result: Any) -> None:
+    # A function that is called twice within another one, or a loop's body, has the same names each time. TensorFlow
+    # would run the calls at the same time, and ranks could match a tensor of one call with that of another. It runs
+    # what changes a variable in the order of the program, so each collective changes one when it has ended: calls then
+    # follow each other, while the collectives within a call still overlap.
+    global _ended
+    if _ended is None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            _ended = tf.Variable(0, trainable=False, dtype=tf.int64, name="sparkvod_ended")
+    with tf.control_dependencies([tf.nest.flatten(result)[0]]):
+        done = _ended.assign_add(1, read_value=False)
+    graph = tf.compat.v1.get_default_graph()
+    if not graph._add_control_dependencies:  # a function's derivative, in which TensorFlow adds none by itself
+        graph.control_outputs.append(done)
 
 
 def allreduce(
@@ -99,9 +131,10 @@ def allgather(values: Sequence[Any], name: str, process_set: int = 0) -> tuple[l
     return [_by_rows(result, value) for result, value in zip(results, values, strict=True)], rows
 
 
-def broadcast(value: Any, root_rank: int, name: str, process_set: int = 0) -> Any:
-    """Returns the root's tensor."""
-    return _called("broadcast", [value], tensor_name=name, root_rank=root_rank, **_among(process_set))[0]
+def broadcast(value: Any, root_rank: int, name: str, process_set: int = 0, after: Any = None) -> Any:
+    """Returns the root's tensor; in a graph, only once ``after``, the int64 result of another collective, is there."""
+    attributes = {"tensor_name": name, "root_rank": root_rank, **_among(process_set)}
+    return _called("broadcast", [value], token=after, **attributes)[0]
 
 
 def reducescatter(
@@ -158,11 +191,6 @@ def _by_rows(result: Any, value: Any) -> Any:
     return result
 
 
-def _attribute(op: Any, name: str) -> Any:
-    value = op.get_attr(name)
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def _factor(op: Any, name: str) -> float:
     (factor,) = struct.unpack("=d", struct.pack("=q", op.get_attr(name)))
     return factor
@@ -190,7 +218,7 @@ def _for_those_there(grads: Sequence[Any], call: Any) -> list[Any]:
 
 @tf.RegisterGradient("SparkvodAllreduce")
 def _allreduce_gradient(op: Any, *grads: Any) -> list[Any]:
-    code, name = _differentiable(op), f"{_attribute(op, 'tensor_name')}.grad"
+    code, name = _differentiable(op), naming.of_gradient(op)
     scales = _factor(op, "prescale"), _factor(op, "postscale")
     return [None, *_for_those_there(grads, lambda there: allreduce(there, name, code, *scales, _set_of(op)))]
 
@@ -198,7 +226,7 @@ def _allreduce_gradient(op: Any, *grads: Any) -> list[Any]:
 @tf.RegisterGradient("SparkvodAllgather")
 def _allgather_gradient(op: Any, *grads: Any) -> list[Any]:
     # The average of the gradients over the ranks, of which each keeps its own rows.
-    name, ranks = f"{_attribute(op, 'tensor_name')}.grad", ranks_of(_set_of(op))
+    name, ranks = naming.of_gradient(op), ranks_of(_set_of(op))
     rank = ranks.index(basics.rank())
     averaged = _for_those_there(grads[:-1], lambda there: allreduce(there, name, ops.Average, process_set=_set_of(op)))
     rows = tf.reshape(op.outputs[-1], [-1, len(ranks)])
@@ -216,7 +244,7 @@ def _broadcast_gradient(op: Any, grad: Any) -> list[Any]:
     # On the root the average of the gradients over the ranks, elsewhere zero.
     if grad is None:
         return [None, None]
-    name = f"{_attribute(op, 'tensor_name')}.grad"
+    name = naming.of_gradient(op)
     (averaged,) = allreduce([tf.convert_to_tensor(grad)], name, ops.Average, process_set=_set_of(op))
     # The same graph on all ranks: where some multiplied by a constant zero, TensorFlow 2.13 would drop their allreduce,
     # and the root would wait for it.
@@ -227,7 +255,7 @@ def _broadcast_gradient(op: Any, grad: Any) -> list[Any]:
 @tf.RegisterGradient("SparkvodReducescatter")
 def _reducescatter_gradient(op: Any, *grads: Any) -> list[Any]:
     # The allgather of the gradients; of a sum times the size, as in the peer.
-    code, name = _differentiable(op), f"{_attribute(op, 'tensor_name')}.grad"
+    code, name = _differentiable(op), naming.of_gradient(op)
     scale = _factor(op, "prescale") * _factor(op, "postscale") * (len(ranks_of(_set_of(op))) if code == ops.Sum else 1)
     gathered = _for_those_there(grads, lambda there: allgather(there, name, _set_of(op))[0])
     return [None, *(None if grad is None else grad * tf.cast(scale, grad.dtype) for grad in gathered)]
@@ -238,7 +266,7 @@ def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
     # Back to where the rows came from; rows that were not sent have none.
     if grad is None:
         return [None, None, None]
-    name = f"{_attribute(op, 'tensor_name')}.grad"
+    name = naming.of_gradient(op)
     back, _ = alltoall(tf.convert_to_tensor(grad), op.outputs[-1], name, _set_of(op))
     shape = tf.shape(op.inputs[1])
     missing = tf.concat([shape[:1] - tf.shape(back)[:1], shape[1:]], 0)

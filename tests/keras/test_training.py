@@ -57,6 +57,41 @@ def check_fit() -> None:
         again.fit(values, values[:, :3], batch_size=32, epochs=1, verbose=0)
 
 
+def check_resume() -> None:
+    """Rank 0 loads the model, whose optimizer has variables, and the others build one, whose optimizer has none."""
+    import keras
+
+    import sparkvod.keras as hvd
+
+    values = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+
+    def fitted(model: Any) -> Any:
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(values, values[:, :3], batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
+        return model
+
+    def fresh(subclassed: bool = False) -> Any:
+        layers = [keras.layers.Dense(3)] if subclassed else [keras.Input((4,)), keras.layers.Dense(3)]
+        model = keras.Sequential(layers)  # without an Input it has no variables before it is called
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
+        return model
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.keras")
+        keras.utils.set_random_seed(hvd.rank())
+        fitted(fresh()).save(path)
+        uninterrupted = fitted(hvd.load_model(path)).get_weights()
+        keras.utils.set_random_seed(hvd.rank() + 10)
+        model = fitted(hvd.load_model(path) if hvd.rank() == 0 else fresh())
+        # The first step is already that of the loaded model on all ranks.
+        for weight, expected in zip(model.get_weights(), uninterrupted, strict=True):
+            np.testing.assert_allclose(weight, expected, rtol=1e-6)
+        assert int(model.optimizer.iterations) == 4
+        late = fitted(hvd.load_model(path) if hvd.rank() == 0 else fresh(subclassed=True))
+        mine = [keras.ops.convert_to_numpy(variable).tolist() for variable in late.optimizer.variables]
+        assert all(theirs == mine for theirs in hvd.allgather_object(mine))
+
+
 def check_equals_one_process() -> None:
     """Ranks with parts of a batch end with the weights of one process that has the whole of it."""
     import keras
@@ -362,6 +397,28 @@ def check_bad_arguments() -> None:
         keras.config.set_dtype_policy("float32")
 
 
+def check_synchronized_batch_normalization() -> None:
+    """Keras would synchronise it over the replicas of tf.distribute alone: refused by name before training."""
+    import keras
+
+    import sparkvod.keras as hvd
+
+    if keras.backend.backend() != "tensorflow":
+        return
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(synchronized=True, name="inside")])
+    model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    rows, callbacks = np.ones((4, 4), "float32"), [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    with pytest.raises(ValueError, match=r"BatchNormalization 'inside' has synchronized=True"):
+        model.fit(rows, rows[:, :1], verbose=0, callbacks=callbacks)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(f"{folder}/model.keras")
+        with pytest.raises(ValueError, match=r"BatchNormalization 'inside' has synchronized=True"):
+            hvd.load_model(f"{folder}/model.keras")
+    inner.layers[0].synchronized = False
+    model.fit(rows, rows[:, :1], verbose=0, callbacks=callbacks)
+
+
 def check_errors_in_fit() -> None:
     """Ranks whose models differ get sparkvod's error from fit, on every backend."""
     import keras
@@ -380,6 +437,7 @@ def check_errors_in_fit() -> None:
 
 CHECKS = [
     check_fit,
+    check_resume,
     check_equals_one_process,
     check_collectives,
     check_compiled_collectives,
@@ -389,6 +447,7 @@ CHECKS = [
     check_process_sets,
     check_bad_arguments,
     check_schedule,
+    check_synchronized_batch_normalization,
     check_errors_in_fit,
 ]
 SUITES = {

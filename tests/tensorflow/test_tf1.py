@@ -32,6 +32,51 @@ def check_tf1_graph() -> None:
             np.testing.assert_allclose(session.run(variable), n - 1 - (np.arange(n) + 1.0).mean(), rtol=1e-6)
 
 
+def check_broadcasts() -> None:
+    """In a graph each broadcast of variables gives the root's values; of different numbers it says so on all ranks."""
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+    from sparkvod.errors import MismatchError
+
+    rank, n, v1 = hvd.rank(), hvd.size(), tf.compat.v1
+    for resource in (True, False):
+        with tf.Graph().as_default(), v1.Session() as session:
+            variables = [
+                v1.get_variable(f"v{k}", initializer=np.full(3, rank + 10.0 * k), use_resource=resource) for k in (0, 1)
+            ]
+            start = v1.global_variables_initializer()
+            # All in one graph, where their names must not meet.
+            in_place = hvd.broadcast_(variables, n - 1)
+            named = hvd.broadcast_(variables, 0, name="named")
+            plain = hvd.broadcast_variables(variables, n - 1)
+            of_all = hvd.broadcast_global_variables(0)
+            for update, root in ((in_place, n - 1), (named, 0), (plain, n - 1), (of_all, 0)):
+                session.run(start)
+                returned = session.run(update)
+                kept = session.run(variables)
+                for values in (kept,) if returned is None else (kept, returned):
+                    np.testing.assert_array_equal(values, [[root] * 3, [root + 10] * 3])
+            if n > 1:
+                uneven = hvd.broadcast_variables(variables[: 1 + (rank == 1)], 0)
+                with (
+                    pytest.raises(MismatchError, match=r"one element per variable.*rank 1 sent .*\[2\]"),
+                    hvd.own_errors(),
+                ):
+                    session.run(uneven)
+    variable = tf.Variable(float(rank))
+
+    @tf.function
+    def run(variables: list[Any]) -> None:
+        hvd.broadcast_variables(variables, n - 1)
+
+    run([variable])
+    assert float(variable) == n - 1
+    if n > 1:
+        with pytest.raises(MismatchError, match=r"one element per variable.*rank 1 sent .*\[2\]"), hvd.own_errors():
+            run([variable] * (1 + (rank == 1)))
+
+
 def check_tf1_passes() -> None:
     """An optimizer of TF1 sums gradients between steps: in a session, in a function and eagerly."""
     import tensorflow as tf
@@ -98,7 +143,7 @@ def check_tf1_passes() -> None:
         hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=0)
 
 
-SUITE = Suite([check_tf1_graph, check_tf1_passes], setup=join, env=QUIET, timeout=200)
+SUITE = Suite([check_tf1_graph, check_broadcasts, check_tf1_passes], setup=join, env=QUIET, timeout=200)
 
 
 @pytest.mark.timeout(220)

@@ -97,9 +97,14 @@ class KerasAdapter(Adapter):
     def prepare(self) -> None:
         """Makes the optimizer distributed, and scales its learning rate if asked to."""
         optimizer = self._parts.optimizer()
+        state, was_built = self._parts.raw("optimizer_state"), self._parts.raw("optimizer_built")
+        if state is not None and not was_built:
+            packing.load_variables(optimizer.variables, state)
+        if undecayed := [self._model.weights[place] for place in self._parts.raw("undecayed")]:
+            inner = getattr(optimizer, "inner_optimizer", optimizer)
+            inner._exclude_from_weight_decay = {inner._var_key(weight) for weight in undecayed}
         optimizer.build(self._model.trainable_variables)
-        state = self._parts.raw("optimizer_state")
-        if state is not None:
+        if state is not None and was_built:
             packing.load_variables(optimizer.variables, state)
         if self._parts.raw("scales_loss") and not hasattr(optimizer, "inner_optimizer"):
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)

@@ -66,7 +66,7 @@ def pack(parts: dict[str, Any], model: Any, custom_objects: dict[str, Any]) -> b
     apart = {}
     for name, part in parts.items():
         with _made_again(name, part):
-            apart[name] = packing.taken_apart(part)
+            apart[name] = packing.taken_apart(part, custom_objects)
     objects = {**found_in_parts(list(parts.values())), **custom_objects}
     packed = {}
     for name, part in parts.items():

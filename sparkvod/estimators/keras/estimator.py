@@ -81,7 +81,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         from sparkvod.estimators.keras import building, given
 
         parts = self._given()
-        parts["optimizer"], parts["optimizer_state"] = given.optimizer(parts["optimizer"])
+        parts |= given.optimizer(parts["optimizer"], self.value("model"))
         parts["gradient_compression"] = self.value("gradient_compression")
         parts["best"] = given.best(self.value("checkpoint_callback"))
         parts |= {"backend": keras.backend.backend(), "floatx": keras.backend.floatx()}
@@ -157,7 +157,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
             if forgetting.may_forget(value):
                 forgetting.refuse(value, forgetting.forgotten(value, packing.load_model(content)))
             return content
-        apart = packing.taken_apart(value)
+        apart = packing.taken_apart(value, self.value("custom_objects"))
         if name in ("optimizer", "loss", "metrics"):
             apart = packing.WithObjects(apart, {**found_in_parts(value), **(self.value("custom_objects") or {})})
         return super()._dump(name, apart)

@@ -18,6 +18,7 @@ from sparkvod.estimators.keras.callbacks import KerasCallbacks
 from sparkvod.estimators.keras.model_io import Feed
 from sparkvod.estimators.parts import dump_part
 from sparkvod.keras import backends
+from sparkvod.keras.synchronized import refuse_synchronized
 
 _LOG = log.get("estimators")
 
@@ -44,6 +45,7 @@ def check(estimator: Any, given: dict[str, Any]) -> None:
     backends.current()
     callbacks(estimator.value("callbacks"))
     _check_model(estimator.value("model"))
+    refuse_synchronized(estimator.value("model"))
     _check_optimizer(given["optimizer"], estimator.value("scale_lr"))
     _check_scaling(estimator.value("model"), given["optimizer"])
     if given["loss"] is None and not building.has_own_loss(estimator.value("model")):
@@ -139,11 +141,18 @@ def _check_scaling(model: Any, given: Any) -> None:
         )
 
 
-def optimizer(given: Any) -> tuple[Any, bytes | None]:
-    """Returns an optimizer of Keras, and its state if it has taken steps."""
+def optimizer(given: Any, model: Any) -> dict[str, Any]:
+    """Return the parts of the payload that are the optimizer's, by name.
+
+    They are the optimizer; its state if it has taken steps, and whether that has the variables that it is built with;
+    and the places in the model's weights of those that ``exclude_from_weight_decay`` names by variable.
+    """
     made = keras.optimizers.get(given) if isinstance(given, (str, dict)) else given
-    state = packing.dump_variables(made.variables) if made.built and int(made.iterations) else None
-    return made, state
+    state = packing.dump_variables(made.variables) if int(made.iterations) else None
+    inner = getattr(made, "inner_optimizer", made)
+    excluded = getattr(inner, "_exclude_from_weight_decay", ())
+    undecayed = [place for place, weight in enumerate(model.weights) if inner._var_key(weight) in excluded]
+    return {"optimizer": made, "optimizer_state": state, "optimizer_built": made.built, "undecayed": undecayed}
 
 
 def best(callback: Any) -> Wanted | None:
@@ -217,7 +226,7 @@ def fingerprint(model: Any, given: dict[str, Any]) -> dict[str, Any]:
         for number, weight in enumerate(model.weights if model.built else [])
     }
     found |= {"model": type(model).__qualname__, "keras": keras.backend.backend()}
-    made, _ = optimizer(given["optimizer"])
+    made = keras.optimizers.get(given["optimizer"])
     found["optimizer"] = type(made).__name__
     found |= {f"optimizer.{name}": named(value) for name, value in made.get_config().items() if name != "name"}
     found |= {name: named(given[name]) for name in ("loss", "loss_weights", "metrics", "weighted_metrics")}

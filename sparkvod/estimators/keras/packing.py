@@ -23,11 +23,13 @@ import keras
 import numpy as np
 
 from sparkvod.errors import DataError
+from sparkvod.estimators.keras.attributes import Attributes, attributes_of, give
 from sparkvod.estimators.keras.custom import found_in
 from sparkvod.estimators.parts import dump_part
 
 _OBJECTS = "sparkvod_objects.pkl"
 _POLICY = "sparkvod_policy.txt"
+_TRAINABLE = "sparkvod_trainable.json"
 
 
 def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None, bare: bool = True) -> bytes:
@@ -59,6 +61,8 @@ def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None, bare
             if objects:
                 archive.writestr(_OBJECTS, dump_part("custom_objects", objects))
             archive.writestr(_POLICY, policy_name())
+            # Of single weights the configuration does not have it, only of layers.
+            archive.writestr(_TRAINABLE, json.dumps([bool(weight.trainable) for weight in model.weights]))
         return path.read_bytes()
 
 
@@ -89,6 +93,7 @@ def load_model(content: bytes, compiled: bool = False) -> Any:
         written = str(json.loads(archive.read("metadata.json")).get("keras_version", "0"))
         objects = pickle.loads(archive.read(_OBJECTS)) if _OBJECTS in archive.namelist() else {}
         policy = archive.read(_POLICY).decode() if _POLICY in archive.namelist() else policy_name()
+        trainable = json.loads(archive.read(_TRAINABLE)) if _TRAINABLE in archive.namelist() else []
     if _version(written) > _version(keras.__version__):
         raise DataError(
             f"a model that Keras {written} saved was found, and this Python has Keras {keras.__version__}: the same "
@@ -101,13 +106,18 @@ def load_model(content: bytes, compiled: bool = False) -> Any:
             warnings.filterwarnings("ignore", message=".*optimizer.*variables.*")
             try:
                 # Lambdas are what this very model had; pickled classes are run anyway.
-                return keras.models.load_model(path, custom_objects=objects, compile=compiled, safe_mode=False)
+                model = keras.models.load_model(path, custom_objects=objects, compile=compiled, safe_mode=False)
             except Exception as error:
                 raise DataError(
                     f"the model cannot be made again from its .keras file ({type(error).__name__}: {error}); give its "
                     "own layers a get_config() with all that their constructors need, and pass what Keras cannot "
                     "find by custom_objects={'name': class or function}"
                 ) from error
+    if len(model.weights) == len(trainable):
+        for weight, flag in zip(model.weights, trainable, strict=True):
+            if weight.trainable != flag:
+                weight.trainable = flag
+    return model
 
 
 def policy_name() -> str:
@@ -141,10 +151,11 @@ def _version(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Made:
-    """An object of Keras as its class and its configuration, which travel where the object does not."""
+    """An object of Keras as its class, its configuration and further attributes, which travel where it does not."""
 
     cls: type
     config: dict[str, Any]
+    attributes: Attributes = ()
 
 
 @dataclass(frozen=True)
@@ -155,16 +166,25 @@ class WithObjects:
     custom_objects: dict[str, Any]
 
 
-def taken_apart(value: Any) -> Any:
-    """Returns a value with objects of Keras, in lists and dicts too, as their class and configuration."""
+def taken_apart(value: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return a value with objects of Keras, in lists and dicts too, as what they are made again from.
+
+    Args:
+        value: the value.
+        custom_objects: classes and functions by name that Keras needs to make the objects again.
+
+    Raises:
+        ValueError: an object has an attribute that cannot be pickled and is not in its configuration.
+    """
+    known = custom_objects or {}
     if isinstance(value, (list, tuple)):
-        return [taken_apart(item) for item in value]
+        return [taken_apart(item, known) for item in value]
     if isinstance(value, dict):
-        return {name: taken_apart(item) for name, item in value.items()}
+        return {name: taken_apart(item, known) for name, item in value.items()}
     if isinstance(value, type) or not hasattr(value, "get_config"):
         return value
     cls = type(value)
-    return Made(getattr(cls, "_sparkvod_plain", cls), value.get_config())
+    return Made(getattr(cls, "_sparkvod_plain", cls), value.get_config(), attributes_of(value, known))
 
 
 def put_together(value: Any, custom_objects: Mapping[str, Any]) -> Any:
@@ -178,7 +198,9 @@ def put_together(value: Any, custom_objects: Mapping[str, Any]) -> Any:
     if not isinstance(value, Made):
         return value
     with keras.saving.custom_object_scope(dict(custom_objects)):
-        return value.cls.from_config(dict(value.config))  # type: ignore[attr-defined]
+        made = value.cls.from_config(dict(value.config))  # type: ignore[attr-defined]
+    give(made, value.attributes)
+    return made
 
 
 # ---- variables ------------------------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ class Steps(steps.Steps):
                 loss = penalty * share
                 for factor, total in zip(factors, totals, strict=True):
                     loss = loss + total * factor
+                loss = self.optimizer.scale_loss(loss)  # by its loss_scale_factor, by which apply() divides
             if measured:
                 loop.update_metrics(inputs, labels, outputs, weights)
             sums = loop.sums(totals, penalty, len(inputs[0]))

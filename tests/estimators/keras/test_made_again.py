@@ -182,3 +182,110 @@ def test_losses_are_scaled_as_keras_does(halves: None, tmp_path: Path, options: 
     for params in ({"model": model}, {"model": network(), **given}):
         KerasEstimator(**params, **fixed, callbacks=[Looks()]).fit_on_parquet()
     assert Looks.seen == [scaled, True]
+
+
+class Owned(optimizers.SGD):
+    """Steps by a factor that its configuration does not have."""
+
+    factor = 1.0
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient * self.factor, variable, learning_rate)
+
+
+def one_step(store: Any, model: Any, optimizer: Any, **params: Any) -> list[np.ndarray]:
+    estimator = KerasEstimator(
+        model=model,
+        optimizer=optimizer,
+        loss="mse",
+        feature_cols=["x"],
+        label_cols=["y"],
+        batch_size=4,
+        epochs=1,
+        store=store,
+        backend=Here(),
+        verbose=0,
+        **params,
+    )
+    return estimator.fit_on_parquet().getModel().get_weights()
+
+
+def small(tmp_path: Path) -> Any:
+    return write(tmp_path / "store", x=np.ones((4, 2), "float32"), y=np.ones(4, "float32"))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_attributes_of_an_instance_travel(tmp_path: Path, wrapped: bool) -> None:
+    if wrapped and keras.backend.backend() == "jax":
+        pytest.skip("a LossScaleOptimizer is refused there")
+    keras.utils.set_random_seed(0)
+    store, model = small(tmp_path), network()
+    plain, owned = Owned(0.1), Owned(0.1)
+    owned.factor = 3.0
+    expected = one_step(store, model, optimizers.SGD(0.3))
+    found = one_step(store, model, optimizers.LossScaleOptimizer(owned, initial_scale=2.0) if wrapped else owned)
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+    estimator = KerasEstimator()
+    assert estimator._load("optimizer", estimator._dump("optimizer", owned)).factor == 3.0
+    assert packing.taken_apart(plain).attributes == ()
+    for value in (keras.losses.Huber(), keras.metrics.AUC(num_thresholds=3), optimizers.Adam(script_schedule())):
+        assert packing.taken_apart(value).attributes == ()
+    plain.handle = (tmp_path / "open").open("w")
+    with plain.handle, pytest.raises(ValueError, match="attribute 'handle' of Owned cannot be sent to the ranks"):
+        building.pack({"optimizer": plain}, network(), {})
+
+
+def test_a_weight_that_is_not_trained_stays(tmp_path: Path) -> None:
+    """The configuration has this of layers, but not of single weights."""
+    model = network()
+    model.layers[0].kernel.trainable = False
+    kernel, bias = one_step(small(tmp_path), model, optimizers.SGD(0.5))
+    np.testing.assert_array_equal(kernel, model.get_weights()[0])
+    assert (bias != model.get_weights()[1]).all()
+
+
+def test_weights_without_decay_stay_so(tmp_path: Path) -> None:
+    store = small(tmp_path)
+    for by_name in (False, True):
+        model = network()
+        model.set_weights([np.full((2, 1), 0.25), np.full(1, 0.5)])  # which predict the label: only the decay acts
+        optimizer = optimizers.SGD(0.5, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(
+            **({"var_names": ["bias"]} if by_name else {"var_list": [model.weights[1]]})
+        )
+        kernel, bias = one_step(store, model, optimizer)
+        np.testing.assert_allclose(kernel, np.full((2, 1), 0.25 * 0.75))
+        np.testing.assert_allclose(bias, [0.5])
+
+
+def test_scaled_losses_make_the_same_step(tmp_path: Path) -> None:
+    store, model = small(tmp_path), network()
+    expected = one_step(store, model, optimizers.SGD(0.25))
+    for mine, theirs in zip(
+        one_step(store, model, optimizers.SGD(0.25, loss_scale_factor=64.0)), expected, strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+def test_iterations_of_an_optimizer_that_was_not_built(tmp_path: Path) -> None:
+    decay = optimizers.schedules.PiecewiseConstantDecay([10], [0.0, 0.25])
+    later, store, model = optimizers.SGD(decay), small(tmp_path), network()
+    later.iterations.assign(11)
+    expected = one_step(store, model, optimizers.SGD(0.25))
+    for mine, theirs in zip(one_step(store, model, later), expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+def test_synchronized_batch_normalization_is_refused() -> None:
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras has it on TensorFlow alone")
+    layer = keras.layers.BatchNormalization(synchronized=True, name="joint")
+    inner = keras.Sequential([keras.Input((2,)), layer])
+    for model in (
+        keras.Sequential([keras.Input((2,)), inner]),
+        keras.Sequential([keras.layers.TimeDistributed(layer)]),
+    ):
+        estimator = KerasEstimator(model=model, optimizer="sgd", loss="mse", label_cols=["y"], feature_cols=["x"])
+        with pytest.raises(ValueError, match="BatchNormalization 'joint' has synchronized=True"):
+            estimator._check_given()
