@@ -70,6 +70,7 @@ from sparkvod.torch.scatter import (
     reducescatter_async,
 )
 from sparkvod.torch.sparse import sparse_allreduce_async
+from sparkvod.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -83,6 +84,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",

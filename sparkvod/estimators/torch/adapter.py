@@ -22,6 +22,7 @@ from sparkvod.estimators.adapter import Adapter
 from sparkvod.estimators.torch import checking, model_io, packing
 from sparkvod.estimators.torch.given import check_scheduler
 from sparkvod.estimators.torch.losses import Loss, LossTerm, terms_for
+from sparkvod.torch import sync_batch_norm
 
 if TYPE_CHECKING:
     from sparkvod.data import Batch
@@ -73,6 +74,7 @@ class TorchAdapter(Adapter):
         if self.task.use_gpu and torch.cuda.is_available() and hvd.rank() == 0:
             _LOG.warning("a GPU was found, and training is on the CPU: this version's estimators use no GPUs")
         self._model = packing.load_model(self._parts["model"])
+        self._synced = sync_batch_norm.synchronise(self._model)
         self._batch_norms = [m for m in self._model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         state = self._model.state_dict()
         self._buffer_names = [name for name, _ in self._model.named_buffers() if name in state]
@@ -167,8 +169,8 @@ class TorchAdapter(Adapter):
 
     @property
     def needs_rows(self) -> bool:
-        """Whether there is a ``train_minibatch_fn``."""
-        return self._minibatch is not None
+        """Whether there is a ``train_minibatch_fn``, or batch normalisation over the ranks, which all take part in."""
+        return self._minibatch is not None or bool(self._synced)
 
     def train(self, batch: Batch, normalisers: np.ndarray, step: int, last: bool) -> np.ndarray:
         """Takes one step.
@@ -181,7 +183,7 @@ class TorchAdapter(Adapter):
         passes = self.task.backward_passes_per_step
         if step % passes == 0:
             self._optimizer.zero_grad()
-        sums = self._backward(batch, normalisers) if batch.rows else np.zeros(self.sums_size)
+        sums = self._backward(batch, normalisers) if batch.rows or self._synced else np.zeros(self.sums_size)
         if last or (step + 1) % passes == 0:
             self._optimizer.step()
         return sums
@@ -196,11 +198,16 @@ class TorchAdapter(Adapter):
         # A batch of one has no statistics to normalise by, and which rank gets one is nobody's choice.
         self._frozen = batch.rows <= 1 and bool(self._batch_norms)
         for module in self._batch_norms if self._frozen else ():
-            module.eval()
+            if module not in self._synced or batch.global_rows <= 1:
+                module.eval()
+        for module in self._synced:
+            module.counts = batch.rows > 0
         if step is None:
             found = model_io.outputs(self._forward(inputs))
             labels = model_io.fit_labels(self._loss.terms, self.task.labels, found, labels)
             self._loss(found, labels, weights).backward()
+            if not batch.rows:
+                return np.zeros(self.sums_size)
         else:
             result, _ = self._minibatch(
                 self._model,

@@ -123,6 +123,26 @@ def test_a_rank_that_never_has_rows_runs_the_users_step(tmp_path: Path, spark: A
 
 
 @pytest.mark.timeout(120)
+def test_sync_batch_norm_is_that_of_one_process_on_the_joined_batch(store: Any, tmp_path: Path, spark: Any) -> None:
+    def synced() -> Any:
+        model = network(norm=True)
+        model[1] = nn.SyncBatchNorm(6)
+        return model
+
+    # The last step has one row in all, or one rank has all rows.
+    one_group = write(tmp_path / "one", row_group_size=100, x=X, y=Y)
+    for rows, ranks, callbacks in ((store, 3, []), (one_group, 2, [Alike(buffers=True)])):
+        alone = fit(rows, network(norm=True), batch_size=30)
+        found = fit(rows, synced(), ranks, batch_size=30 // ranks, callbacks=callbacks)
+        assert type(found.getModel()[1]) is nn.SyncBatchNorm
+        torch.testing.assert_close(flat(found.getModel()), flat(alone.getModel()), rtol=0, atol=1e-4)
+    rows = spark.createDataFrame([([1.0, 2.0, 3.0],)], "x array<float>")
+    (row,) = found.transform(rows).collect()
+    expected = found.getModel().eval()(torch.tensor([[1.0, 2.0, 3.0]]))
+    assert row["y__output"] == pytest.approx(float(expected.detach()), rel=1e-4)
+
+
+@pytest.mark.timeout(120)
 def test_ignored_labels_count_over_all_ranks(store: Any, spark: Any) -> None:
     expected = network(3)
     optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
