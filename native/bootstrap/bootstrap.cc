@@ -9,8 +9,7 @@
 #include <map>
 
 #include "native/base/clock.h"
-#include "native/base/sha256.h"
-#include "native/base/wire.h"
+#include "native/bootstrap/arena_size.h"
 #include "native/bootstrap/connector.h"
 #include "native/bootstrap/handshake.h"
 #include "native/transport/inproc/inproc.h"
@@ -129,16 +128,6 @@ Result AwaitArena(int socket, const Deadline& deadline, const std::function<bool
   return {};
 }
 
-// What threads of one process prove to each other instead of a handshake: that they were given the
-// same secret and the same list of ranks.
-std::string ProofOfWorld(const std::string& secret, const std::vector<Endpoint>& endpoints) {
-  Writer names;
-  for (const Endpoint& e : endpoints) names.PutString(e.unix_name);
-  const std::string& bytes = names.bytes();
-  const auto mac = HmacSha256(secret.data(), secret.size(), bytes.data(), bytes.size());
-  return std::string(reinterpret_cast<const char*>(mac.data()), mac.size());
-}
-
 }  // namespace
 
 Topology MakeTopology(int rank, const std::vector<std::string>& host_ids,
@@ -178,7 +167,11 @@ Result Bootstrap::Listen(const Config& config, std::unique_ptr<Bootstrap>* out,
   auto b = std::make_unique<Bootstrap>();
   b->config_ = config;
   b->own_ = Endpoint::OfThisProcess(config);
-  const Result shared = Arena::Probe(b->own_.arena_bytes + b->own_.staging_bytes);
+  Geometry geometry;
+  geometry.staging_bytes = static_cast<size_t>(b->own_.staging_bytes);
+  geometry.heap_bytes = static_cast<size_t>(b->own_.arena_bytes);
+  const Result shared = Arena::Probe(&geometry);
+  b->own_.arena_bytes = geometry.heap_bytes;
   // Without a descriptor for it there is none for TCP either.
   if (shared.out_of_descriptors()) return shared;
   if (!shared.ok()) b->own_.not_shared = shared.Report();
@@ -214,7 +207,9 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
                             " of the list is not this rank's own; endpoints must be in rank order");
   SPARKVOD_TRY(CheckAgreement(rank, endpoints));
   const Logger log(config_.log_level, "rank " + std::to_string(rank));
+  RefuseLargeArenas(&endpoints);
   SPARKVOD_TRY(FallBack(rank, log, &endpoints));
+  FitArenas(&endpoints);
   own_ = endpoints[static_cast<size_t>(rank)];
 
   Parts parts;
@@ -225,8 +220,9 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
   }
   parts.world->topology = MakeTopology(rank, ids, hosts);
   parts.world->peers.resize(encoded.size());
-  Connector connector(rank, endpoints, secret, log);
-  const Result joined = Assemble(&connector, endpoints, secret, log, interrupted, &parts);
+  const std::string key = WorldKey(secret, encoded);
+  Connector connector(rank, endpoints, key, log);
+  const Result joined = Assemble(&connector, endpoints, key, log, interrupted, &parts);
   spare_.Close();
   if (!joined.ok()) return Leave(&connector, joined, &parts);
   parts.world->place = std::move(place_);
@@ -235,7 +231,7 @@ Result Bootstrap::Connect(int rank, const std::vector<std::string>& encoded,
 }
 
 Result Bootstrap::Assemble(Connector* connector, const std::vector<Endpoint>& endpoints,
-                           const std::string& secret, const Logger& log,
+                           const std::string& key, const Logger& log,
                            const std::function<bool()>& interrupted, Parts* parts) {
   World* const world = parts->world.get();
   const Topology& topology = world->topology;
@@ -288,9 +284,9 @@ Result Bootstrap::Assemble(Connector* connector, const std::vector<Endpoint>& en
   }
   std::vector<std::shared_ptr<Arena>> of_threads;
   if (!sought.empty()) {
-    const std::string proof = ProofOfWorld(secret, endpoints);
-    place_->Offer(proof, world->arena);
-    const Result met = inproc::Await(sought, proof, deadline, interrupted, &of_threads);
+    // Threads of one process show the key itself to each other, in its own memory.
+    place_->Offer(key, world->arena);
+    const Result met = inproc::Await(sought, key, deadline, interrupted, &of_threads);
     if (!met.ok()) return met.code() == Code::kTimeout ? NotConnected(rank, met.Report()) : met;
   }
   auto next_of_threads = of_threads.begin();

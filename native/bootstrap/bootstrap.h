@@ -39,7 +39,7 @@ class Bootstrap {
     std::set<int> offered;      // ranks that were given this one's
   };
   Result Assemble(Connector* connector, const std::vector<Endpoint>& endpoints,
-                  const std::string& secret, const Logger& log,
+                  const std::string& key, const Logger& log,
                   const std::function<bool()>& interrupted, Parts* parts);
   // The error of a rank that cannot go on, of which it tells those that wait for it.
   Result Leave(Connector* connector, const Result& cause, Parts* parts);

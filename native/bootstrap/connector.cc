@@ -24,6 +24,9 @@ constexpr int kLooks = 3;
 // While there is no descriptor for them, connections wait so long for their acceptance, and
 // strangers are left so much time.
 constexpr int64_t kFullNs = 10000000, kStrangerNs = 200000000;
+// Connections that are accepted before this rank looks after its own: who floods it cannot keep it
+// from that.
+constexpr int kAcceptedAtOnce = 256;
 
 bool HasCome(int socket) {
   char byte;
@@ -113,17 +116,19 @@ bool Connector::MayGetRoom() {
 }
 
 Result Connector::AcceptAll(int listener) {
-  for (;;) {
+  for (int n = 0; n < kAcceptedAtOnce; ++n) {
     Fd fd;
     const Result accepted = Accept(listener, &fd);
     if (!accepted.ok()) return MayGetRoom() ? Result::Ok() : accepted;
     if (!fd.valid()) return {};
+    if (IsAnotherUsers(fd.get())) continue;          // before it counts
     if (shaking_.size() >= kMaxStrangers) continue;  // drops it; a peer of ours tries again
-    shaking_.push_back({Handshake::Server(std::move(fd), secret_, encrypts()),
+    shaking_.push_back({Handshake::Server(std::move(fd), key_, encrypts()),
                         {-1, Purpose::kShared},
                         Deadline::After(kAttemptSeconds),
                         NowNs()});
   }
+  return {};
 }
 
 void Connector::Keep(const Key& key, Stream stream) {
@@ -261,7 +266,7 @@ Result Connector::Turn(const std::vector<int>& listeners, const Deadline& deadli
       continue;
     }
     const Hello hello{rank_, c.key.first, c.key.second};
-    shaking_.push_back({Handshake::Client(std::move(c.fd), secret_, hello, encrypts()), c.key,
+    shaking_.push_back({Handshake::Client(std::move(c.fd), key_, hello, encrypts()), c.key,
                         Deadline::After(kAttemptSeconds), NowNs()});
   }
   connecting_ = std::move(still_connecting);

@@ -23,9 +23,9 @@ Result NotConnected(int rank, const std::string& missing);
 
 class Connector {
  public:
-  Connector(int rank, const std::vector<Endpoint>& endpoints, const std::string& secret,
+  Connector(int rank, const std::vector<Endpoint>& endpoints, const std::string& key,
             const Logger& log)
-      : rank_(rank), endpoints_(endpoints), secret_(secret), log_(log) {}
+      : rank_(rank), endpoints_(endpoints), key_(key), log_(log) {}
 
   // Wants the connection `purpose` with `peer`.
   void Want(int peer, Purpose purpose) { wanted_[{peer, purpose}]; }
@@ -86,7 +86,7 @@ class Connector {
 
   int rank_;
   const std::vector<Endpoint>& endpoints_;
-  const std::string& secret_;
+  const std::string& key_;  // the world's
   const Logger& log_;
   std::map<Key, Attempt> wanted_;
   std::map<Key, Stream> made_;  // those of links are empty here

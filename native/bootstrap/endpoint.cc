@@ -4,15 +4,17 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 
 #include "native/base/wire.h"
+#include "native/bootstrap/arena_size.h"
 
 namespace sparkvod {
 namespace {
 
-constexpr uint32_t kMagic = 0x33767073;  // "spv3"
+constexpr uint32_t kMagic = 0x34767073;  // "spv4"
 constexpr size_t kNameLimit = 256;
 constexpr size_t kAddressLimit = 64;
 
@@ -39,6 +41,7 @@ std::string Endpoint::Encode() const {
   w.Put<int32_t>(port);
   w.Put(staging_bytes);
   w.Put(arena_bytes);
+  w.Put(address_space);
   w.Put(fusion_threshold);
   w.Put(one_shot_bytes);
   w.Put(cache_capacity);
@@ -65,6 +68,7 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
   out->port = r.Get<int32_t>();
   out->staging_bytes = r.Get<uint64_t>();
   out->arena_bytes = r.Get<uint64_t>();
+  out->address_space = r.Get<uint64_t>();
   out->fusion_threshold = r.Get<uint64_t>();
   out->one_shot_bytes = r.Get<uint64_t>();
   out->cache_capacity = r.Get<uint64_t>();
@@ -80,7 +84,8 @@ Result Endpoint::Decode(const std::string& bytes, int rank, Endpoint* out) {
 }
 
 std::string Endpoint::KernelId() {
-  return FirstLine("/proc/sys/kernel/random/boot_id") + "/" + Inode("/proc/self/ns/net");
+  return FirstLine("/proc/sys/kernel/random/boot_id") + "/" + Inode("/proc/self/ns/net") + "/" +
+         Inode("/proc/self/ns/user") + "/" + std::to_string(::geteuid());
 }
 
 Endpoint Endpoint::OfThisProcess(const Config& config) {
@@ -114,6 +119,8 @@ Endpoint Endpoint::OfThisProcess(const Config& config) {
     ::sysinfo(&info);
     e.arena_bytes = static_cast<uint64_t>(info.totalram) * info.mem_unit;
   }
+  e.address_space = AddressSpaceForArenas();
+  e.arena_bytes = std::min(e.arena_bytes, e.address_space);
   return e;
 }
 

@@ -22,6 +22,7 @@ struct Endpoint {
   int port = 0;
   uint64_t staging_bytes = 0;
   uint64_t arena_bytes = 0;
+  uint64_t address_space = 0;  // bytes that all arenas in this process may take
   uint64_t fusion_threshold = 0;
   uint64_t one_shot_bytes = 0;
   uint64_t cache_capacity = 0;
@@ -31,7 +32,8 @@ struct Endpoint {
 
   std::string Encode() const;
   static Result Decode(const std::string& bytes, int rank, Endpoint* out);
-  // What identifies the ranks that run under one kernel and reach each other's Unix sockets.
+  // What identifies the ranks that run under one kernel, for one user, and reach each other's Unix
+  // sockets, where those of other users are dropped.
   static std::string KernelId();
   // Identifies this process on this host; reads the kernel's boot id and namespaces unless config
   // names a host.

@@ -12,7 +12,7 @@
 namespace sparkvod {
 namespace {
 
-const std::string kMagic = "SPARKVD1";
+const std::string kMagic = "SPARKVD2";
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kMacBytes = 32;
 constexpr size_t kHelloBytes = 9;
@@ -34,11 +34,25 @@ Hello DecodeHello(const std::string& bytes) {
   return hello;
 }
 
-Result WrongSecret() {
-  return Result::Fail(Code::kPeerLost, "the other end does not know this job's secret");
+Result WrongKey() {
+  return Result::Fail(Code::kPeerLost,
+                      "the other end does not belong to this world: it has another secret, or is a "
+                      "process of an earlier attempt");
+}
+
+std::string Mac(const std::string& key, const std::string& message) {
+  const auto mac = HmacSha256(key.data(), key.size(), message.data(), message.size());
+  return std::string(reinterpret_cast<const char*>(mac.data()), mac.size());
 }
 
 }  // namespace
+
+std::string WorldKey(const std::string& secret, const std::vector<std::string>& endpoints) {
+  Writer message;
+  message.PutString("world");
+  for (const std::string& endpoint : endpoints) message.PutString(endpoint);
+  return Mac(secret, message.bytes());
+}
 
 std::string RandomBytes(size_t n) {
   std::string bytes(n, '\0');
@@ -50,22 +64,21 @@ std::string RandomBytes(size_t n) {
   return bytes;
 }
 
-Handshake::Handshake(Fd socket, const std::string& secret, bool server, bool encrypt)
+Handshake::Handshake(Fd socket, const std::string& key, bool server, bool encrypt)
     : socket_(std::move(socket)),
-      secret_(secret),
+      key_(key),
       server_(server),
       encrypt_(encrypt),
       own_nonce_(RandomBytes(kNonceBytes)) {}
 
-Handshake Handshake::Server(Fd socket, const std::string& secret, bool encrypt) {
-  Handshake h(std::move(socket), secret, true, encrypt);
+Handshake Handshake::Server(Fd socket, const std::string& key, bool encrypt) {
+  Handshake h(std::move(socket), key, true, encrypt);
   h.BeginWrite(kMagic + h.own_nonce_);
   return h;
 }
 
-Handshake Handshake::Client(Fd socket, const std::string& secret, const Hello& hello,
-                            bool encrypt) {
-  Handshake h(std::move(socket), secret, false, encrypt);
+Handshake Handshake::Client(Fd socket, const std::string& key, const Hello& hello, bool encrypt) {
+  Handshake h(std::move(socket), key, false, encrypt);
   h.hello_ = hello;
   h.hello_bytes_ = EncodeHello(hello);
   h.BeginRead(kMagic.size() + kNonceBytes);
@@ -86,9 +99,7 @@ void Handshake::BeginWrite(std::string bytes) {
 
 std::string Handshake::Mac(const char* role, const std::string& first, const std::string& second,
                            const std::string& hello) const {
-  const std::string message = role + first + second + hello;
-  const auto mac = HmacSha256(secret_.data(), secret_.size(), message.data(), message.size());
-  return std::string(reinterpret_cast<const char*>(mac.data()), mac.size());
+  return sparkvod::Mac(key_, role + first + second + hello);
 }
 
 Result Handshake::Step() {
@@ -130,7 +141,7 @@ Result Handshake::OnRead() {
     hello_bytes_ = buffer_.substr(kNonceBytes, kHelloBytes);
     const std::string want = Mac("client", own_nonce_, peer_nonce_, hello_bytes_);
     if (!EqualInConstantTime(want.data(), buffer_.data() + kNonceBytes + kHelloBytes, kMacBytes))
-      return WrongSecret();
+      return WrongKey();
     hello_ = DecodeHello(hello_bytes_);
     BeginWrite(Mac("server", peer_nonce_, own_nonce_, hello_bytes_));
   } else if (step_ == 0) {
@@ -141,7 +152,7 @@ Result Handshake::OnRead() {
     BeginWrite(own_nonce_ + hello_bytes_ + Mac("client", peer_nonce_, own_nonce_, hello_bytes_));
   } else {
     const std::string want = Mac("server", own_nonce_, peer_nonce_, hello_bytes_);
-    if (!EqualInConstantTime(want.data(), buffer_.data(), kMacBytes)) return WrongSecret();
+    if (!EqualInConstantTime(want.data(), buffer_.data(), kMacBytes)) return WrongKey();
     return OnProved();
   }
   return {};

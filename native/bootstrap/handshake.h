@@ -1,20 +1,24 @@
-// Proof that both ends of a connection know the job's secret, before anything else of it is read.
+// Proof that both ends of a connection belong to one world, before anything else of it is read.
 //
-//   server -> client   magic, nonce_s                                            fixed size
-//   client -> server   nonce_c, hello, HMAC(secret, "client" nonce_s nonce_c hello)   fixed size
-//   server -> client   HMAC(secret, "server" nonce_c nonce_s hello)                   fixed size
+//   server -> client   magic, nonce_s                                              fixed size
+//   client -> server   nonce_c, hello, HMAC(key, "client" nonce_s nonce_c hello)   fixed size
+//   server -> client   HMAC(key, "server" nonce_c nonce_s hello)                   fixed size
+//
+// The key is the world's (WorldKey), so a rank of an earlier attempt that knows the same secret
+// proves nothing: it was given other endpoints.
 //
 // The hello (who connects to whom, for what) is looked at only after its HMAC was verified.
 // HMAC-SHA256, 32-byte nonces.
 //
 // A connection that is to be encrypted goes on with TLS 1.3, under a key of its own:
-// HMAC(secret, "tls" nonce_s nonce_c hello). Strangers do not come so far, so the library that
+// HMAC(key, "tls" nonce_s nonce_c hello). Strangers do not come so far, so the library that
 // reads what comes then need not stand against them.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "native/base/result.h"
 #include "native/transport/fd.h"
@@ -43,8 +47,8 @@ class Handshake {
   enum class State { kReading, kWriting, kDone };
 
   // `encrypt`: connections between hosts go on with TLS, those for shared memory do not.
-  static Handshake Server(Fd socket, const std::string& secret, bool encrypt = false);
-  static Handshake Client(Fd socket, const std::string& secret, const Hello& hello,
+  static Handshake Server(Fd socket, const std::string& key, bool encrypt = false);
+  static Handshake Client(Fd socket, const std::string& key, const Hello& hello,
                           bool encrypt = false);
 
   Result Step();
@@ -54,9 +58,9 @@ class Handshake {
   Stream TakeStream() { return {std::move(socket_), std::move(tls_)}; }
 
  private:
-  Handshake(Fd socket, const std::string& secret, bool server, bool encrypt);
+  Handshake(Fd socket, const std::string& key, bool server, bool encrypt);
   Result OnRead();
-  // Both ends have proved the secret.
+  // Both ends have proved the key.
   Result OnProved();
   Result StepTls();
   void BeginRead(size_t bytes);
@@ -65,7 +69,7 @@ class Handshake {
                   const std::string& hello) const;
 
   Fd socket_;
-  std::string secret_;
+  std::string key_;
   bool server_, encrypt_;
   std::unique_ptr<TlsSession> tls_;  // from OnProved on, of a connection that is to be encrypted
   State state_ = State::kReading;
@@ -75,6 +79,10 @@ class Handshake {
   std::string own_nonce_, peer_nonce_, hello_bytes_;
   Hello hello_;
 };
+
+// The key of all proofs of one world: HMAC(secret, the endpoints of all ranks). Each endpoint names
+// its rank's listener by random bytes that were drawn for it, so no two worlds have one key.
+std::string WorldKey(const std::string& secret, const std::vector<std::string>& endpoints);
 
 // Random bytes from the kernel.
 std::string RandomBytes(size_t n);

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -196,6 +197,14 @@ Result Accept(int listener, Fd* out) {
   if (!out->valid() && (errno == EMFILE || errno == ENFILE))
     return Result::Errno("a connection cannot be accepted", errno);
   return {};
+}
+
+bool IsAnotherUsers(int fd) {
+  int domain = 0;
+  ucred other{};
+  socklen_t length = sizeof domain, size = sizeof other;
+  return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX &&
+         ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &size) == 0 && other.uid != ::geteuid();
 }
 
 void TuneTcp(int fd) {

@@ -26,6 +26,8 @@ Result FinishConnect(int fd);
 // Accepts one connection, non-blocking; an invalid descriptor when there is none. An error when
 // there is no descriptor for it.
 Result Accept(int listener, Fd* out);
+// Whether the other end of a Unix socket is a process of another user; false for other sockets.
+bool IsAnotherUsers(int fd);
 // Whether a call on a non-blocking descriptor failed with `error` for want of bytes or room only.
 inline bool WouldBlock(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;

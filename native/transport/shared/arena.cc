@@ -11,6 +11,8 @@
 namespace sparkvod {
 namespace {
 
+constexpr size_t kLeastHeap = 1 << 20;  // that is halved once more
+
 // A memfd has no name, so a killed process leaves nothing behind, and /dev/shm may be as small as
 // it likes.
 Result MakeMemory(size_t bytes, Fd* out) {
@@ -23,9 +25,18 @@ Result MakeMemory(size_t bytes, Fd* out) {
 
 }  // namespace
 
-Result Arena::Probe(size_t bytes) {
+Result Arena::Probe(Geometry* geometry) {
   Fd memory;
-  return MakeMemory(bytes, &memory);
+  SPARKVOD_TRY(MakeMemory(geometry->total(), &memory));
+  for (;;) {
+    std::shared_ptr<Heap> heap;
+    // Private memory is what ranks without shared memory use; other limits hold for it.
+    Result mapped = Heap::Map(*geometry, memory.get(), &heap);
+    heap.reset();
+    if (mapped.ok()) mapped = Heap::Map(*geometry, -1, &heap);
+    if (mapped.ok() || geometry->heap_bytes < kLeastHeap) return mapped;
+    geometry->heap_bytes /= 2;
+  }
 }
 
 Result Arena::Create(const Geometry& geometry, bool in_process,

@@ -14,9 +14,10 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Whether this process can make shared memory of that many bytes: sandboxes forbid memfd_create,
-  // limits of file sizes (ulimit -f) hold for it too.
-  static Result Probe(size_t bytes);
+  // Whether this process can make and map such memory: sandboxes forbid memfd_create, limits of
+  // file sizes (ulimit -f) hold for it too. Where the mapping is refused, the heap is halved until
+  // it is not.
+  static Result Probe(Geometry* geometry);
   // Creates the own arena: a memfd that other processes can attach, or, with `in_process`, plain
   // memory. The bells are the event descriptors of the rank's pollers (idle, driver), which the
   // arena and all threads of this process that have it share.

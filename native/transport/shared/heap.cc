@@ -25,10 +25,11 @@ Result Heap::Map(const Geometry& geometry, int fd, std::shared_ptr<Heap>* out) {
   void* base =
       ::mmap(nullptr, geometry.total(), PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd, 0);
   if (base == MAP_FAILED)
-    return Result::Errno(
-        "cannot map " + std::to_string(geometry.total()) +
-            " bytes of shared memory (SPARKVOD_ARENA_BYTES sets the address space asked for)",
-        errno);
+    return Result::Errno("cannot map " + std::to_string(geometry.total()) +
+                             " bytes of engine memory (SPARKVOD_ARENA_BYTES asks for that much "
+                             "address space, 'ulimit "
+                             "-v' and spark.executor.pyspark.memory limit it)",
+                         errno);
   heap->geometry_ = geometry;
   heap->base_ = static_cast<char*>(base);
   heap->shared_ = fd >= 0;
@@ -61,7 +62,9 @@ Result Heap::Allocate(size_t bytes, char** out, bool zero) {
     return Result::Fail(Code::kSystem, "no room for " + std::to_string(bytes) +
                                            " bytes of engine memory in an arena of " +
                                            std::to_string(geometry_.heap_bytes) +
-                                           " bytes; raise SPARKVOD_ARENA_BYTES");
+                                           " bytes; raise SPARKVOD_ARENA_BYTES, and limits of "
+                                           "address space ('ulimit -v', "
+                                           "spark.executor.pyspark.memory) where there are any");
   };
   if (bytes > geometry_.heap_bytes) return no_room();  // and sums below may overflow
   const size_t need =

@@ -1,10 +1,13 @@
 // Worlds that come together, worlds that cannot, and strangers who knock meanwhile.
 #include "native/bootstrap/bootstrap.h"
 
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -165,8 +168,10 @@ TEST(BootstrapNamesTheRankThatCannotEncrypt) {
   config.tls = true;
   config.start_timeout = 0.5;
   Rank one(config), other(config);
-  std::thread liar([fd = Knock(one.endpoint)]() mutable {
-    Handshake handshake = Handshake::Client(std::move(fd), "s", Hello{1, 0, Purpose::kData});
+  const std::vector<std::string> endpoints = {one.endpoint, other.endpoint};
+  std::thread liar([&, fd = Knock(one.endpoint)]() mutable {
+    Handshake handshake =
+        Handshake::Client(std::move(fd), WorldKey("s", endpoints), Hello{1, 0, Purpose::kData});
     Shake(&handshake);
     Stream stream = handshake.TakeStream();
     size_t n = 0;
@@ -174,7 +179,7 @@ TEST(BootstrapNamesTheRankThatCannotEncrypt) {
     EXPECT(stream.Send(rubbish.data(), rubbish.size(), &n).ok());
     ::usleep(200000);
   });
-  const Result result = one.Connect(0, {one.endpoint, other.endpoint});
+  const Result result = one.Connect(0, endpoints);
   liar.join();
   EXPECT(result.code() == Code::kTimeout);
   EXPECT_CONTAINS(result.Report(), "missing: rank 1 on ");
@@ -219,12 +224,13 @@ TEST(BootstrapIsNotDisturbedByWhatIsNoTls) {
       Config config = TestConfig();
       config.tls = true;
       Rank one(config), other(config);
+      const std::vector<std::string> endpoints = {one.endpoint, other.endpoint};
       std::thread liar([&, fd = Knock(one.endpoint)]() mutable {
         Fd raw(::dup(fd.get()));
         std::unique_ptr<Handshake> handshake;
         if (proved) {
-          handshake = std::make_unique<Handshake>(
-              Handshake::Client(std::move(fd), "s", Hello{1, 0, Purpose::kData}));
+          handshake = std::make_unique<Handshake>(Handshake::Client(
+              std::move(fd), WorldKey("s", endpoints), Hello{1, 0, Purpose::kData}));
           Shake(handshake.get());
         }
         (void)!::send(raw.get(), words.data(), words.size(), MSG_NOSIGNAL);
@@ -233,8 +239,8 @@ TEST(BootstrapIsNotDisturbedByWhatIsNoTls) {
       ::usleep(20000);
       const int64_t began = NowNs();
       Result of_other;
-      std::thread peer([&] { of_other = other.Connect(1, {one.endpoint, other.endpoint}); });
-      const Result result = one.Connect(0, {one.endpoint, other.endpoint});
+      std::thread peer([&] { of_other = other.Connect(1, endpoints); });
+      const Result result = one.Connect(0, endpoints);
       peer.join();
       EXPECT_EQ(result.Report(), "ok");
       EXPECT_EQ(of_other.Report(), "ok");
@@ -279,6 +285,82 @@ void JoinAmongStrangers(bool tls) {
 
 TEST(BootstrapIsNotDisturbedByStrangers) {
   for (const bool tls : ClearAndEncrypted()) JoinAmongStrangers(tls);
+}
+
+// Rank 1 of an earlier attempt, which knows the secret and goes on looking for its rank 0 where the
+// rank 0 of the next attempt listens now: it stays out, and the new world comes together.
+TEST(BootstrapKeepsRanksOfEarlierAttemptsOut) {
+  for (const bool tls : ClearAndEncrypted()) {
+    Config config = TestConfig();
+    config.tls = tls;
+    Rank old(config);
+    std::string of_old_root;
+    Endpoint place;
+    {
+      const Rank gone(config);
+      of_old_root = gone.endpoint;
+      EXPECT(Endpoint::Decode(of_old_root, 0, &place).ok());
+    }
+    config.port_range = std::to_string(place.port) + "-" + std::to_string(place.port);
+    Rank root(config);
+    config.port_range = "";
+    Rank other(config);
+    // It takes the new rank 0 for its own, which an explicit host hides from its look at listeners.
+    Endpoint found;
+    EXPECT(Endpoint::Decode(root.endpoint, 0, &found).ok());
+    place.unix_name = found.unix_name;
+    std::atomic<bool> over{false};
+    Result of_old;
+    std::thread retrying([&] {
+      of_old = old.Connect(1, {place.Encode(), old.endpoint}, "s", [&] { return over.load(); });
+    });
+    ::usleep(300000);  // it knocks before the new world's rank 1 does
+    Result of_other;
+    const std::vector<std::string> endpoints = {root.endpoint, other.endpoint};
+    std::thread peer([&] {
+      ::usleep(300000);
+      of_other = other.Connect(1, endpoints);
+    });
+    EXPECT_EQ(root.Connect(0, endpoints).Report(), "ok");
+    peer.join();
+    EXPECT_EQ(of_other.Report(), "ok");
+    over = true;
+    retrying.join();
+    EXPECT(!of_old.ok());
+    EXPECT(old.world == nullptr);
+  }
+}
+
+// A flood of connections of another user, who can see the names of abstract sockets.
+TEST(BootstrapIsNotDelayedByAnotherUsersFlood) {
+  if (::geteuid() != 0 || !check::CanFork()) return;  // only root can become somebody else
+  Config config = TestConfig();
+  config.transport = "shm";
+  check::RunProcesses(2, [&](int rank, Board& board) {
+    Rank own(config);
+    const auto endpoints = board.Gather(rank, own.endpoint);
+    std::vector<pid_t> flood;
+    for (int n = 0; rank == 0 && n < 2; ++n) {
+      const pid_t pid = ::fork();
+      if (pid != 0) {
+        flood.push_back(pid);
+        continue;
+      }
+      Endpoint root;
+      if (::setuid(65534) != 0 || !Endpoint::Decode(endpoints[0], 0, &root).ok()) ::_exit(1);
+      std::vector<Fd> held(900);  // whose handshakes are never done
+      for (size_t i = 0;; ++i) (void)!StartConnectUnix(root.unix_name, &held[i % held.size()]).ok();
+    }
+    if (rank == 0) ::usleep(300000);
+    const int64_t began = NowNs();
+    EXPECT_EQ(own.Connect(rank, endpoints).Report(), "ok");
+    EXPECT((NowNs() - began) * 1e-9 < 5);
+    board.Barrier(rank);
+    for (const pid_t pid : flood) {
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+    }
+  });
 }
 
 // Runs both ends of a handshake over a pair of sockets.
