@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hmac
 import importlib
 import itertools
 import os
@@ -208,8 +209,8 @@ def _connect(context: launch_context.WorldContext, overrides: dict[str, Any]) ->
     engine = Engine(config.engine_config(**overrides))
     stacks.show_when_late(engine)
     try:
-        secret = context.secret
-        drawn = secrets.token_bytes(_SECRET_BYTES) if secret is None and context.rank == 0 else b""
+        # Fresh for each world, so that what a rank of an earlier one proves is worth nothing here.
+        drawn = secrets.token_bytes(_SECRET_BYTES) if context.rank == 0 else b""
         refusal: Exception | None = None
         try:
             endpoint = engine.listen()
@@ -222,8 +223,9 @@ def _connect(context: launch_context.WorldContext, overrides: dict[str, Any]) ->
         if refusal is not None:
             raise type(refusal)(f"rank {context.rank} cannot listen: {refusal}") from refusal
         _check_refusals([endpoint for _, _, endpoint in unpacked])
-        if secret is None:
-            secret = unpacked[0][1]
+        secret = unpacked[0][1]
+        if context.secret is not None:
+            secret = hmac.digest(context.secret, secret, "sha256")
         engine.connect(context.rank, [endpoint for _, _, endpoint in unpacked], secret)
     except BaseException as error:
         engine.abort(f"rank {context.rank} could not start: {error}")

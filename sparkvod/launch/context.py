@@ -27,8 +27,8 @@ class WorldContext:
         size: number of ranks.
         allgather: collective over all ranks: takes this rank's bytes, returns everybody's in rank order. It may be
             called again and again (each ``init`` does); all ranks call it equally often, from one thread.
-        secret: the job's secret. None when the medium of ``allgather`` is itself trusted: then rank 0 draws one and
-            gathers it along.
+        secret: the job's secret, None when the medium of ``allgather`` is itself trusted. Rank 0 draws random bytes for
+            each world and gathers them along; they are keyed with this secret where there is one.
     """
 
     rank: int

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 
 from sparkvod import config, log
 from sparkvod.errors import CollectiveTimeoutError, LaunchError
+from sparkvod.launch._user_secret import user_secret
 from sparkvod.launch.context import WorldContext
 from sparkvod.launch.rendezvous import Rendezvous
 
@@ -49,7 +50,7 @@ def _own(env: Mapping[str, str]) -> WorldContext | None:
     if size == 1:
         return WorldContext(rank, size, lambda data: [data], secret)
     address = _address(config.get("rendezvous", env))
-    _warn_without_secret(rank, address, secret)
+    secret = secret or _default_secret(rank, address, _is_loopback(address[0]))
     return WorldContext(rank, size, _rendezvous(rank, size, address, secret, env, "SPARKVOD_RENDEZVOUS"), secret)
 
 
@@ -65,20 +66,26 @@ def _torchrun(env: Mapping[str, str]) -> WorldContext | None:
     address = (env["MASTER_ADDR"], _number("MASTER_PORT", env))
     if not 0 < address[1] < 65536:
         raise ValueError(f"MASTER_PORT={address[1]} was found, a port from 1 to 65535 was expected")
-    _warn_without_secret(rank, address, secret)
+    # torchrun may name its only host by a name that others know as well.
+    one_host = _is_loopback(address[0]) or env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]
+    secret = secret or _default_secret(rank, address, one_host)
     if env.get(_AGENT_STORE) == "True":
         attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
         return WorldContext(rank, size, _agent_store(rank, size, address, attempt, env), secret)
     return WorldContext(rank, size, _rendezvous(rank, size, address, secret, env, "MASTER_ADDR"), secret)
 
 
-def _warn_without_secret(rank: int, address: tuple[str, int], secret: bytes | None) -> None:
-    if secret is None and rank == 0 and not _is_loopback(address[0]):
+def _default_secret(rank: int, address: tuple[str, int], one_host: bool) -> bytes | None:
+    """Returns this user's secret for a world of one host, whose other users can reach the address too."""
+    if one_host:
+        return user_secret()
+    if rank == 0:
         log.get("launch").warning(
             "the ranks meet at %s:%d without a secret: whoever reaches that port can join or disturb the job; give "
             "every rank a copy of one file of random bytes in SPARKVOD_SECRET_FILE",
             *address,
         )
+    return None
 
 
 def _complain_of_half(needed: Mapping[str, str]) -> None:

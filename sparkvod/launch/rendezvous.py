@@ -9,10 +9,13 @@ the messages are fixed binary structs and byte strings with a length limit. A st
 not hold up the others, because rank 0 serves all connections from one selector loop with a deadline for each.
 
     rank 0 -> peer   magic, nonce (32)
-    peer -> rank 0   nonce (32), rank u32, size u32, generation u32, proof (32)
+    peer -> rank 0   nonce (32), rank u32, size u32, generation u32, world (32), proof (32)
     rank 0 -> peer   proof (32)
     peer -> rank 0   length u64, MAC (32), bytes
     rank 0 -> peer   status u8, length u64, MAC (32), bytes: count u32, then length u64 + bytes by rank; or a message
+
+``world`` is zero in the first gather, then the digest of what the last one gave to all ranks. So a rank that was in a
+world of an earlier attempt, with the same key, does not get into a later gather of this one.
 
 A rank that comes before rank 0 listens tries again until its deadline.
 """
@@ -35,9 +38,9 @@ from sparkvod.launch import descriptors
 
 MAX_BYTES = 16 << 20
 HANDSHAKE_SECONDS = 10.0
-_MAGIC = b"SPKVRDV1"
+_MAGIC = b"SPKVRDV2"
 _NONCE = _PROOF = 32
-_HELLO = struct.Struct("!III")
+_HELLO = struct.Struct("!III32s")
 _HELLO_BYTES = _NONCE + _HELLO.size + _PROOF
 _HEAD = struct.Struct("!Q32s")
 # Rank 0 gives up at the same deadline, and its answer, which names the missing ranks, is worth waiting for.
@@ -72,6 +75,7 @@ class Rendezvous:
         self.rank, self.size, self.address, self.timeout = rank, size, address, timeout
         self._key = hashlib.sha256(b"sparkvod rendezvous\0" + key).digest()
         self._generation = 0
+        self._world = bytes(32)
 
     def __call__(self, data: bytes) -> list[bytes]:
         """Gathers ``data`` (at most 16 MiB) of all ranks; returns everybody's in rank order.
@@ -164,7 +168,7 @@ class Rendezvous:
                                     problem, deadline = e, min(deadline, now + _FAREWELL_SECONDS)
                                     for guest in arrived.values():
                                         guest.refuse(selector, guests, str(problem))
-                        elif key.data.read(self._key, self._generation):
+                        elif key.data.read(self._key, self._generation, self._world):
                             self._welcome(key.data, arrived, selector, guests)
                             if problem is not None:
                                 key.data.refuse(selector, guests, str(problem))
@@ -175,6 +179,7 @@ class Rendezvous:
                     raise problem
                 everybody = [data] + [arrived[r].payload or b"" for r in range(1, self.size)]
                 reply = struct.pack("!I", self.size) + b"".join(struct.pack("!Q", len(b)) + b for b in everybody)
+                self._world = hashlib.sha256(reply).digest()
                 for guest in arrived.values():
                     guest.answer(_STATUS_OK, reply, deadline)
                 return everybody
@@ -274,7 +279,7 @@ class Rendezvous:
         if greeting[: len(_MAGIC)] != _MAGIC:
             raise EOFError("something else than rank 0 listens there")
         theirs, mine = greeting[len(_MAGIC) :], secrets.token_bytes(_NONCE)
-        claim = _HELLO.pack(self.rank, self.size, self._generation)
+        claim = _HELLO.pack(self.rank, self.size, self._generation, self._world)
         sock.sendall(mine + claim + _mac(self._key, b"peer", theirs, mine, claim))
         if not hmac.compare_digest(_receive(sock, _PROOF, deadline), _mac(self._key, b"root", mine, theirs, claim)):
             raise EOFError("what listens there does not know the secret")
@@ -289,6 +294,7 @@ class Rendezvous:
             raise EOFError("the reply was changed on its way")
         if status != _STATUS_OK:  # what rank 0 raises
             raise (CollectiveTimeoutError if status == _STATUS_LATE else LaunchError)(reply.decode())
+        self._world = hashlib.sha256(reply).digest()
         return _split(reply)
 
 
@@ -309,7 +315,7 @@ class _Guest:
     def greet(self) -> None:
         self._send(_MAGIC + self._nonce)
 
-    def read(self, key: bytes, generation: int) -> bool:
+    def read(self, key: bytes, generation: int, world: bytes) -> bool:
         """Takes what has come; True when this call completed the peer's payload. ``closed`` says why it ended."""
         try:
             chunk = self.sock.recv(1 << 16)
@@ -322,11 +328,11 @@ class _Guest:
             self.closed = "it closed the connection" if not chunk else "it sent more than its payload"
             return False
         self._buffer += chunk
-        if not self._session and not self._prove(key, generation):
+        if not self._session and not self._prove(key, generation, world):
             return False
         return self._take_payload()
 
-    def _prove(self, key: bytes, generation: int) -> bool:
+    def _prove(self, key: bytes, generation: int, world: bytes) -> bool:
         if len(self._buffer) < _HELLO_BYTES:
             return False
         hello = bytes(self._buffer[:_HELLO_BYTES])
@@ -335,10 +341,14 @@ class _Guest:
         if not hmac.compare_digest(proof, _mac(key, b"peer", self._nonce, theirs, claim)):
             self.closed = "it does not know the secret"
             return False
-        self.rank, self.size, theirs_generation = _HELLO.unpack(claim)
+        self.rank, self.size, theirs_generation, theirs_world = _HELLO.unpack(claim)
         if theirs_generation != generation:
             # It has already got the previous gather's reply and is early for the next: it will come again.
             self.closed = f"it is in gather {theirs_generation}, this is {generation}"
+            return False
+        if theirs_world != world:
+            self.rank = -1
+            self.closed = "it was in another world with the same secret: a process of an earlier attempt"
             return False
         self._session = _mac(key, b"session", self._nonce, theirs, claim)
         self._send(_mac(key, b"root", theirs, self._nonce, claim))

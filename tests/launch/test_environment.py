@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import stat
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +10,21 @@ from pathlib import Path
 import pytest
 
 from sparkvod.errors import CollectiveTimeoutError, LaunchError
+from sparkvod.launch._user_secret import user_secret
 from sparkvod.launch.environment import from_environment
+from sparkvod.launch.rendezvous import Rendezvous
 from tests.launch.worlds import free_port, together
 
 pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this user's secret is kept during a test."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
 
 
 def torchrun(rank: int, size: int, port: int) -> dict[str, str]:
@@ -42,7 +56,7 @@ def test_a_world_of_one_needs_no_address(env: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("describe", [own, torchrun])
 @pytest.mark.parametrize("with_secret", [False, True])
-def test_ranks_meet(describe: object, with_secret: bool, tmp_path: Path) -> None:
+def test_ranks_meet(describe: object, with_secret: bool, tmp_path: Path, home: Path) -> None:
     assert callable(describe)
     extra = {}
     if with_secret:
@@ -53,10 +67,59 @@ def test_ranks_meet(describe: object, with_secret: bool, tmp_path: Path) -> None
     port = free_port()
     worlds = [from_environment({**describe(rank, 3, port), **extra}) for rank in range(3)]
     assert [world.rank for world in worlds] == [0, 1, 2]
-    assert [world.secret for world in worlds] == [b"0123456789abcdef0123" if with_secret else None] * 3
+    secret = b"0123456789abcdef0123" if with_secret else (home / ".sparkvod/secret").read_bytes()
+    assert [world.secret for world in worlds] == [secret] * 3
     for _ in range(2):
         gathered = together([lambda w=w: w.allgather(b"%d" % w.rank) for w in worlds])
         assert gathered == [[b"0", b"1", b"2"]] * 3
+
+
+@pytest.mark.parametrize("describe", [own, torchrun])
+def test_another_user_of_the_host_cannot_claim_a_rank(describe: Callable[[int, int, int], dict[str, str]]) -> None:
+    """Without a secret file too: he knows the address and all variables, not this user's secret."""
+    port = free_port()
+    worlds = [from_environment(describe(rank, 2, port)) for rank in range(2)]
+    claims = [
+        Rendezvous(1, 2, ("127.0.0.1", port), key, 0.6, "SPARKVOD_RENDEZVOUS")
+        for key in (f"127.0.0.1:{port}".encode(), b"")
+    ]
+    claimed = [lambda c=c: c(b"claimed") for c in claims]
+
+    def late() -> list[bytes]:
+        time.sleep(0.3)
+        return worlds[1].allgather(b"1")
+
+    outcomes = together([lambda: worlds[0].allgather(b"0"), late, *claimed])
+    assert outcomes[:2] == [[b"0", b"1"]] * 2
+    assert all(isinstance(outcome, CollectiveTimeoutError) for outcome in outcomes[2:])
+
+
+def test_torchrun_on_one_host_needs_no_loopback_name(home: Path) -> None:
+    env = {**torchrun(0, 2, 1), "MASTER_ADDR": "10.1.2.3", "LOCAL_WORLD_SIZE": "2"}
+    assert from_environment(env).secret == (home / ".sparkvod/secret").read_bytes()
+    assert from_environment({**env, "LOCAL_WORLD_SIZE": "1"}).secret is None
+
+
+def test_the_users_secret_is_made_once_and_private(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = together([user_secret] * 8)
+    path = home / ".sparkvod/secret"
+    assert found == [path.read_bytes()] * 8
+    assert len(found[0]) == 32
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent)] == [0o600, 0o700]
+    assert list(path.parent.iterdir()) == [path]
+    # One that others can read, or that is short, is not used: the temporary directory's is.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path.chmod(0o644)
+    elsewhere = user_secret()
+    assert elsewhere != found[0]
+    path.write_bytes(b"short")
+    path.chmod(0o600)
+    assert user_secret() == elsewhere
+    (tmp_path / f"sparkvod-{os.geteuid()}").chmod(0o755)
+    with pytest.raises(
+        LaunchError, match=r"(?s)'secret' in it has 5 bytes.*not this user's alone.*SPARKVOD_SECRET_FILE"
+    ):
+        user_secret()
 
 
 def test_sparkvods_own_variables_come_first() -> None:

@@ -94,6 +94,44 @@ def test_a_rank_with_another_key_is_dropped() -> None:
     assert "rank 0 was expected to listen there with the same secret" in str(outcomes[1])
 
 
+def test_a_rank_of_an_earlier_world_with_the_same_key_stays_out(caplog: pytest.LogCaptureFixture) -> None:
+    """It was in a gather of its own world, and keeps retrying while another world meets at the same address."""
+    port = free_port()
+    earlier, world = ranks(2, port=port), ranks(2, port=port)
+    together([lambda r=r: earlier[r](b"%d of the earlier world" % r) for r in range(2)])
+    over = threading.Event()
+
+    def retry() -> None:
+        while not over.is_set():
+            try:  # sooner than the world's own rank 1, and in the world's second gather too
+                earlier[1]._exchange(
+                    socket.create_connection(world[0].address, timeout=1), b"wrong", time.monotonic() + 0.2
+                )
+                raise AssertionError("a rank of an earlier world was let in")
+            except (OSError, EOFError):
+                time.sleep(0.01)
+
+    def rank_1() -> list[list[bytes]]:
+        time.sleep(0.3)
+        first = world[1](b"b")
+        time.sleep(0.3)
+        return [first, world[1](b"b")]
+
+    def old() -> None:
+        try:
+            retry()
+        finally:
+            over.set()
+
+    thread = threading.Thread(target=old)
+    thread.start()
+    outcomes = together([lambda: [world[0](b"a"), world[0](b"a")], rank_1])
+    over.set()
+    thread.join(10)
+    assert outcomes == [[[b"a", b"b"]] * 2] * 2
+    assert "a process of an earlier attempt" in caplog.text
+
+
 def test_a_listener_that_does_not_know_the_key_gets_nothing() -> None:
     """It answers like rank 0 but cannot prove the key: the rank sends it no payload."""
     got = bytearray()
@@ -103,7 +141,7 @@ def test_a_listener_that_does_not_know_the_key_gets_nothing() -> None:
             server.settimeout(3)
             connection, _ = server.accept()
             with connection:
-                connection.sendall(b"SPKVRDV1" + os.urandom(32))
+                connection.sendall(b"SPKVRDV2" + os.urandom(32))
                 connection.settimeout(0.5)
                 got.extend(connection.recv(4096))
                 connection.sendall(os.urandom(32))
