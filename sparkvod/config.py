@@ -150,7 +150,7 @@ KNOBS: dict[str, Knob] = {
         Knob(
             "arena_bytes",
             0,
-            "address space in bytes for engine memory per rank; 0: the size of the host's memory",
+            "address space in bytes for engine memory per rank; 0: the host's memory, less where ulimit -v holds",
             True,
             minimum=0,
         ),
@@ -232,7 +232,11 @@ KNOBS: dict[str, Knob] = {
         Knob("rank", -1, "rank of this process, set by launchers", minimum=-1, maximum=MOST_RANKS),
         Knob("size", -1, "number of ranks, set by launchers", minimum=-1, maximum=MOST_RANKS),
         Knob("rendezvous", "", "host:port where rank 0 gathers the ranks' endpoints, set by launchers or by hand"),
-        Knob("secret_file", "", "file that holds the job's secret, readable by its owner only"),
+        Knob(
+            "secret_file",
+            "",
+            "file of the job's secret, readable by its owner only; empty, on one host: ~/.sparkvod/secret",
+        ),
         Knob(
             "spark_start_timeout", 600.0, "seconds within which a Spark job must have got all its tasks", minimum=0.001
         ),

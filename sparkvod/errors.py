@@ -33,7 +33,7 @@ class MismatchError(HorovodInternalError):
 
 
 class ShutDownError(HorovodInternalError):
-    """The engine was shut down while this collective was pending."""
+    """The world was shut down while this collective was pending; the message names the rank that left, and why."""
 
 
 class HostsUpdatedInterrupt(SparkvodError, RuntimeError):

@@ -482,9 +482,12 @@ PYBIND11_MODULE(_native, m) {
             });
           },
           py::arg("reason"))
-      .def("shutdown", [](Engine& self) {
-        ThrowIfFailed(WithoutGil([&] { return self.Shutdown(SignalPending); }));
-      });
+      .def(
+          "shutdown",
+          [](Engine& self, const std::string& why) {
+            ThrowIfFailed(WithoutGil([&] { return self.Shutdown(SignalPending, why); }));
+          },
+          py::arg("why") = "");
 
   m.def(
       "set_current",

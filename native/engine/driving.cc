@@ -93,7 +93,7 @@ void Engine::RunCycle() {
     for (const auto& operation : fresh_) operation->taken_ns = began_ns;
   Negotiator::Outcome outcome;
   again_ = false;
-  if (Result r = negotiator_->Cycle(&fresh_, ending, &outcome); !r.ok())
+  if (Result r = negotiator_->Cycle(&fresh_, ending ? farewell_ : "", &outcome); !r.ok())
     return Break(outcome.agreed, r);
   again_ = outcome.again;
   stall_->AfterCycle(outcome.stalled, &again_);
@@ -109,9 +109,8 @@ void Engine::RunCycle() {
     if (Result r = executor_->Execute(outcome.agreed, std::move(outcome.offers)); !r.ok())
       return Break(outcome.agreed, r);
   }
-  if (outcome.shut_down)
-    Stop(Result::Fail(Code::kShutDown,
-                      ending ? "the engine was shut down" : "another rank shut the world down"),
+  if (!outcome.shut_down.empty())
+    Stop(Result::Fail(Code::kShutDown, ending ? "the engine was shut down" : outcome.shut_down),
          true);
 }
 

@@ -258,9 +258,11 @@ void Engine::Abort(const std::string& reason) {
   cv_.wait(lock, [this] { return state_ == State::kStopped; });
 }
 
-Result Engine::Shutdown(const Interrupted& interrupted) {
+Result Engine::Shutdown(const Interrupted& interrupted, const std::string& why) {
   {
     std::unique_lock<std::mutex> lock(mu_);
+    // Not once it may be read.
+    if (!want_shutdown_.load() && !why.empty()) farewell_ = why;
     if (state_ == State::kConnecting) {
       if (!aborted_.load()) {
         want_shutdown_.store(true);

@@ -65,8 +65,9 @@ class Engine {
   // Leaves the world at once: every peer's collectives fail and say `reason`. Before the world is
   // there, Connect fails with it; it may still run for a moment when this returns.
   void Abort(const std::string& reason);
-  // Ends the world in agreement: what is pending on any rank fails with kShutDown. Idempotent.
-  Result Shutdown(const Interrupted& interrupted = {});
+  // Ends the world in agreement: what is pending on any rank fails with kShutDown, on other ranks
+  // with this one's name and `why`. Idempotent.
+  Result Shutdown(const Interrupted& interrupted = {}, const std::string& why = {});
   // Whether it has, whatever came after.
   bool connected() const { return connected_.load(); }
   // Whether collectives can be submitted: it has connected, and neither failed nor was shut down.
@@ -176,6 +177,7 @@ class Engine {
   std::atomic<bool> stopped_{false};
   std::atomic<bool> aborted_{false};
   std::atomic<bool> want_shutdown_{false};
+  std::string farewell_ = "it shut down";  // written before want_shutdown_, read after it
   // The driver's own:
   bool again_ = false;  // a cycle is due although nothing new was submitted
   bool shutdown_said_ = false;

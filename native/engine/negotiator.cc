@@ -89,12 +89,12 @@ void Negotiator::Begin(std::shared_ptr<Operation> operation) {
   waiting_.emplace(key, std::move(operation));
 }
 
-Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>>* fresh, bool shut_down,
-                         Outcome* out) {
+Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>>* fresh,
+                         const std::string& farewell, Outcome* out) {
   comm_->Describe("negotiation");
   for (std::shared_ptr<Operation>& operation : *fresh) Begin(std::move(operation));
   fresh->clear();
-  uint16_t flags = static_cast<uint16_t>((shut_down ? kShutDown : 0) |
+  uint16_t flags = static_cast<uint16_t>((farewell.empty() ? 0 : kShutDown) |
                                          (unsaid_.empty() ? 0 : kUnsaid) | (warn_ ? kStalled : 0));
   warn_ = false;
   bits_ = own_bits_;
@@ -134,10 +134,20 @@ Result Negotiator::Cycle(std::vector<std::shared_ptr<Operation>>* fresh, bool sh
     }
   }
   if (!broken_.ok()) return broken_;
-  out->shut_down = (flags & kShutDown) != 0;
+  if ((flags & kShutDown) != 0) SPARKVOD_TRY(HearFarewells(farewell, out));
   out->stalled = (flags & kStalled) != 0;
   out->again = out->again || !unsaid_.empty();
   if (join_ != nullptr && !out->agreed.empty()) active_ns_ = NowNs();
+  return {};
+}
+
+Result Negotiator::HearFarewells(const std::string& own, Outcome* out) {
+  std::vector<std::string> all;
+  SPARKVOD_TRY(dissemination_.Allgather(own.substr(0, kCauseLimit), &all));
+  for (int r = 0; r < comm_->size() && out->shut_down.empty(); ++r) {
+    const std::string& words = all[static_cast<size_t>(r)];
+    if (!words.empty()) out->shut_down = comm_->Name(r) + " left the world: " + words;
+  }
   return {};
 }
 

@@ -44,12 +44,14 @@ class Negotiator {
   struct Outcome {
     std::vector<Agreed> agreed;       // in the order in which all ranks execute them
     std::vector<const char*> offers;  // by rank, of the first; empty: some rank has none
-    bool shut_down = false;           // some rank wants to end
+    std::string shut_down;            // who ends the world and why; empty: nobody
     bool again = false;               // this rank has requests to say anew
     bool stalled = false;             // some rank warns of those that are late
   };
   // One cycle. `fresh` joins what is pending already, and is emptied.
-  Result Cycle(std::vector<std::shared_ptr<Operation>>* fresh, bool shut_down, Outcome* out);
+  // `farewell`: why this rank ends the world; empty: it does not.
+  Result Cycle(std::vector<std::shared_ptr<Operation>>* fresh, const std::string& farewell,
+               Outcome* out);
 
   // Whether the others' collectives may need this rank although it has nothing to submit: there are
   // sets of ranks that it may be none of.
@@ -97,6 +99,8 @@ class Negotiator {
   uint32_t OfferOnly();
   void Begin(std::shared_ptr<Operation> operation);
   void Hear(int rank, Request request, Outcome* out);
+  // What the ranks say that end the world in this cycle.
+  Result HearFarewells(const std::string& own, Outcome* out);
   void HearJoin(int rank, Request request, Outcome* out);
   bool IsComplete(const Said& said) const;
   void Complete(const std::string& key, Said said, Outcome* out);

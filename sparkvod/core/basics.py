@@ -266,14 +266,14 @@ def _check_versions(versions: list[str]) -> None:
 
 def shutdown() -> None:
     """Leaves the world; pending operations of all ranks end with ``ShutDownError``. ``init`` may follow."""
-    _end(None)
+    _end(None, "it called shutdown()")
 
 
 def _end_of_function(error: BaseException | None) -> None:
-    _end(error)
+    _end(error, "its function returned")
 
 
-def _end(error: BaseException | None) -> None:
+def _end(error: BaseException | None, why: str) -> None:
     global _watch, _world
     with _lock:
         world, _world = _world, None
@@ -290,7 +290,7 @@ def _end(error: BaseException | None) -> None:
             world.autotuner.stop()
         if error is not None:
             _abort(world, f"raised {type(error).__name__}: {error}")
-        world.engine.shutdown()
+        world.engine.shutdown(why)
         if world.autotuner is not None:
             world.autotuner.join()
 
@@ -312,7 +312,7 @@ def _end_of_process() -> None:
     world, words = _world, _watch.end_of_process() if _watch is not None else ""
     if world is not None and words:
         _abort(world, words)
-    shutdown()
+    _end(None, "its script ended")
 
 
 def _after_fork_in_child() -> None:

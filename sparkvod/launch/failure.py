@@ -40,6 +40,7 @@ _LATE = (
         r"rank (?P<rank>\d+) on (?P<host>[^\s,;]+)(?: \(which waits for [^)]*\))?(?: in |, for which |, which )"
     ),
     re.compile(r"^rank (?P<rank>\d+) on (?P<host>\S+) did not call init\(\) within "),
+    re.compile(r"; (?:missing: )?rank (?P<rank>\d+) on (?P<host>\S+): "),  # while the ranks connect
 )
 _RAISED = re.compile(r"rank \d+ raised (\w+)")
 

@@ -200,7 +200,7 @@ def test_an_interpreter_that_exits_without_shutdown_ends_what_is_in_flight(end: 
     assert ended - left < 5
     at, words = heard.split(" ", 1)
     assert float(at) - left < 1
-    assert "another rank shut the world down" in words
+    assert re.search(r"rank 0 on \S+ left the world: its script ended", words)
 
 
 # ---- limits of the system -------------------------------------------------------------------------------------------
@@ -232,6 +232,61 @@ def test_without_shared_memory_it_is_tcp_and_said(capfd: pytest.CaptureFixture[s
         sparkvod.run_local(_reduce_under_limits, (-1,), np=2, verbose=0, timeout=50)
         == [(["allreduce/shm/one-shot"], 3.0)] * 2
     )
+
+
+def _reduce_in_little_address_space() -> tuple[list[str], float]:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (1 << 30)  # as `ulimit -v` sets one
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    basics.init()
+    value = _allreduce("x", basics.rank() + 1.0)
+    return list(basics.stats()["collectives"]), value
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("transport", "way"), [("auto", "shm/one-shot"), ("tcp", "tcp/doubling")])
+def test_a_limit_of_address_space_is_no_hindrance(transport: str, way: str, no_leaks: None) -> None:
+    env = {"SPARKVOD_TRANSPORT": transport}
+    results = sparkvod.run_local(_reduce_in_little_address_space, np=2, env=env, verbose=0, timeout=50)
+    assert results == [([f"allreduce/{way}"], 3.0)] * 2
+
+
+def _leave_while_others_reduce(how: str) -> str:
+    from sparkvod.launch import context
+
+    current = context.current()
+    assert current is not None
+    if how == "absent" and current.rank == 1:
+        # It has listened, and stands still before it connects.
+        setattr(basics, "Engine", _StandsStill)  # noqa: B010 - mypy takes the other for a mistake
+    basics.init()
+    if current.rank == 1 and how == "shutdown":
+        basics.shutdown()
+        time.sleep(1)
+    if current.rank != 1:
+        _allreduce("grad", 1.0)
+    return "returned"
+
+
+class _StandsStill(basics.Engine):
+    def connect(self, *args: object) -> None:
+        time.sleep(60)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("return", r"ShutDownError: rank 1 on \S+ left the world: its function returned"),
+        ("shutdown", r"ShutDownError: rank 1 on \S+ left the world: it called shutdown\(\)"),
+        ("absent", "missing: rank 1 on"),
+    ],
+)
+def test_the_rank_that_left_or_stood_still_is_named(how: str, words: str) -> None:
+    env = {"SPARKVOD_START_TIMEOUT": "2"}
+    with pytest.raises(sparkvod.errors.WorkerError, match=words) as caught:
+        sparkvod.run_local(_leave_while_others_reduce, (how,), np=3, env=env, verbose=0, timeout=50)
+    assert caught.value.rank == 1 or how != "absent"
 
 
 @pytest.mark.timeout(60)

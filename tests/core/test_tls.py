@@ -104,13 +104,13 @@ def _pair(tls: bool) -> Iterator[tuple[list[Engine], bytearray]]:
         endpoints = [engine.listen() for engine in engines]
         port = _port(endpoints[0])
         with Tap(port) as tap:
-            # Rank 1 connects to rank 0, by what it is told.
+            # Rank 1 connects to rank 0, by what both are given.
             told, known = struct.pack("<i", tap.port), struct.pack("<i", port)
             assert endpoints[0].count(known) == 1
             detour = [endpoints[0].replace(known, told), endpoints[1]]
             other = threading.Thread(target=engines[1].connect, args=(1, detour, SECRET))
             other.start()
-            engines[0].connect(0, endpoints, SECRET)
+            engines[0].connect(0, detour, SECRET)
             other.join(20)
             yield engines, tap.heard
             ends = [threading.Thread(target=engine.shutdown) for engine in engines]
@@ -287,7 +287,7 @@ def test_a_certificate_is_no_key(tmp_path: Path, no_leaks: None) -> None:
         known, told = struct.pack("<i", port), struct.pack("<i", listener.getsockname()[1])
         detour = [endpoints[0].replace(known, told), endpoints[1]]
         impostor = threading.Thread(target=_impersonate, args=(listener, port, certificate, outcome))
-        ranks = [threading.Thread(target=join, args=(rank, [endpoints, detour][rank])) for rank in range(2)]
+        ranks = [threading.Thread(target=join, args=(rank, detour)) for rank in range(2)]
         for thread in (impostor, *ranks):
             thread.start()
         for thread in ranks:

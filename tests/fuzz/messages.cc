@@ -308,7 +308,7 @@ bool Negotiate(std::string_view bytes, bool notices) {
     std::vector<std::shared_ptr<Operation>> fresh;
     for (const Request& request : requests) fresh.push_back(std::make_shared<Operation>(request));
     Negotiator::Outcome outcome;
-    if (!negotiator.Cycle(&fresh, false, &outcome).ok()) return false;
+    if (!negotiator.Cycle(&fresh, "", &outcome).ok()) return false;
     for (const Agreed& agreed : outcome.agreed)
       Check(agreed.operation != nullptr, "an agreement on nothing");
     for (const Batch& batch : PlanBatches(outcome.agreed, 1 << 20))

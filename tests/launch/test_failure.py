@@ -190,6 +190,8 @@ def waited(rank: int, message: str) -> Failure:
         "'a' was not submitted by rank 3 on south, for which rank 0 has waited 2 s; 'b' was not submitted by rank 3 "
         "on south, for which rank 0 has waited 2 s",
         "join was not called by rank 3 on south, which has submitted nothing else either",
+        "rank 0 could not connect to every rank within SPARKVOD_START_TIMEOUT; missing: rank 3 on south: it has not "
+        "connected",
     ],
 )
 def test_a_rank_that_stands_still_is_blamed_with_the_words_of_who_waited(message: str) -> None:
@@ -210,6 +212,8 @@ def test_a_rank_that_stands_still_is_blamed_with_the_words_of_who_waited(message
     [
         "rank 0 on north waited 2 s for rank 2 on south, rank 3 on south in allreduce of 'a'; it is stopped",
         "'a' was not submitted by rank 2 on south, rank 3 on south, for which rank 0 has waited 2 s",
+        "rank 0 could not connect to every rank within SPARKVOD_START_TIMEOUT; missing: rank 2 on south: it has not "
+        "connected; rank 3 on south: cannot connect; because x",
         "'a' was not submitted by rank 3 on south, for which rank 0 has waited 2 s; 'b' was not submitted by rank 2 "
         "on south, for which rank 0 has waited 2 s",
     ],
