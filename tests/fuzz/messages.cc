@@ -383,7 +383,7 @@ std::vector<std::string> Seeds() {
   endpoint.addresses = {"127.0.0.1", "::1"};
   add(kEndpoint, endpoint.Encode());
   add(kServer, std::string(32 + 9 + 32, '\1'));
-  add(kClient, "SPARKVD1" + std::string(32, '\2') + std::string(32, '\3'));
+  add(kClient, "SPARKVD2" + std::string(32, '\2') + std::string(32, '\3'));
   Writer goodbye;
   goodbye.Put<uint8_t>(0);
   goodbye.Put<uint8_t>(1);
