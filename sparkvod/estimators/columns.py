@@ -96,11 +96,13 @@ class Label:
         column: its column.
         tail: its shape without the rows; None: as the column is, or as the output is if that has as many numbers.
         dtype: name of its dtype: one of NumPy's, or bfloat16.
+        is_mean: whether its loss makes one number of the batch, the mean over the rows, though asked for one per row.
     """
 
     column: str
     tail: tuple[int, ...] | None
     dtype: str
+    is_mean: bool = False
 
     @property
     def nbytes(self) -> int:

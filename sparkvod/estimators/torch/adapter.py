@@ -85,6 +85,9 @@ class TorchAdapter(Adapter):
         terms = terms_for(loss, labels)
         if constructors is not None:
             self._plan_labels(terms)
+        for term, label in zip(terms, self.task.labels, strict=True):
+            if label.is_mean:
+                term.take_as_mean()
         self._loss = Loss(terms, self._part("loss_weights") or [1.0 / labels] * labels)
         self._metrics = [
             list(group) if isinstance(group, (list, tuple)) else [group] * labels for group in self._part("metrics")
@@ -314,12 +317,14 @@ class TorchAdapter(Adapter):
         state = {"model": self._model.state_dict(), "optimizer": optimizer}
         if self._scheduler is not None and not result:
             state["scheduler"] = self._scheduler.state_dict()
-        return {name: packing.dump_state(value) for name, value in state.items()}
+        own = packing.dump_own(self._optimizer, self._model)
+        return {**{name: packing.dump_state(value) for name, value in state.items()}, "optimizer_own": own}
 
     def load_state(self, state: dict[str, bytes]) -> None:
         """Takes what :meth:`state` returned."""
         self._model.load_state_dict(packing.load_state(state["model"]))
         self._optimizer.load_state_dict(packing.load_state(state["optimizer"]))
+        packing.load_own(self._optimizer, self._model, state["optimizer_own"])
         if self._scheduler is not None and "scheduler" in state:
             self._scheduler.load_state_dict(packing.load_state(state["scheduler"]))
 

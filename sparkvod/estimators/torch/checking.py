@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,13 +66,15 @@ def output_specs(
         return found, tuple(Label(c.name, tail, default) for c, tail in zip(columns, tails, strict=True))
     labels = []
     for column, term, output, tail in zip(columns, terms, outputs, tails, strict=True):
+        labels.append(_label(column, term, output, tail, default))
+        if labels[-1].is_mean:
+            term.take_as_mean()
         if weighted and not term.takes_weights:
             raise DataError(
-                f"a loss ({term.name}) that returns one number per batch was found together with "
-                "sample_weight_col, one that can "
-                "return a number per row was expected; use a torch.nn loss, or give the function a keyword `reduction`"
+                f"the loss {term.name} returns one number per batch, and sample_weight_col needs one per row: use a "
+                "torch.nn loss as it is, or a function with a keyword `reduction` that returns a number per row for "
+                "reduction='none'"
             )
-        labels.append(_label(column, term, output, tail, default))
         for group in metrics:
             metric = group[len(labels) - 1] if isinstance(group, (list, tuple)) else group
             _try_metric(metric, term, labels[-1], output, column)
@@ -122,18 +125,20 @@ def _label(
     for number, kind in enumerate(kinds):
         label = Label(column.name, tail, kind)
         try:
-            _try(term, label, output, column)
+            is_mean = _try(term, label, output, column)
         except Exception as error:  # a user's own loss raises anything
             if number + 1 < len(kinds):
                 continue  # it may take the other kind of numbers, and if not, its words for that are told
             raise _unfit(
                 column, output, shape, term, f"the loss failed on them ({type(error).__name__}: {error})"
             ) from error
-        return label
+        return replace(label, is_mean=is_mean)
     raise AssertionError("unreachable")
 
 
-def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> None:
+def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> bool:
+    """Tries a loss forward and backward, and returns whether it makes one number of the batch whatever it is asked."""
+    is_mean = False
     for rows in _row_counts(label, output, column):
         made = _of_rows(output, rows)
         fitted = _zeros(term, label, made, column)
@@ -150,6 +155,8 @@ def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike)
             raise ValueError("its result does not depend on the output")
         if value.requires_grad:
             value.sum().backward()
+        is_mean |= copy.copy(term).reduces_itself(made.detach().clone(), fitted)
+    return is_mean
 
 
 def _row_counts(label: Label, output: torch.Tensor, column: ColumnLike) -> list[int]:

@@ -197,6 +197,7 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
         given = pickle.loads(parts["optimizer"])
         optimizer = given.attach(model) if isinstance(given, packing.DetachedOptimizer) else given(model.parameters())
         optimizer.load_state_dict(packing.load_state(result.state["optimizer"]))
+        packing.load_own(optimizer, model, result.state["optimizer_own"])
         shapes = [[-1, *item["tail"]] for item in params["_metadata"]["inputs"]]
         return self.get_model_class()(
             model=model,

@@ -19,7 +19,8 @@ def check_model(model: nn.Module) -> None:
     """Checks that a model can be trained.
 
     Raises:
-        ValueError: it has parameters without shapes, none that is trained, or gradients that are sparse.
+        ValueError: it has parameters without shapes, none that is trained, hooks that cannot be kept, or gradients
+            that are sparse.
     """
     lazy = [name for name, value in [*model.named_parameters(), *model.named_buffers()] if is_lazy(value)]
     if lazy:
@@ -34,6 +35,19 @@ def check_model(model: nn.Module) -> None:
         raise ValueError(
             f"a model with {found} was found, one with something to train was expected; call requires_grad_(True) on "
             "the layers that are to be trained"
+        )
+    hooked = [name for name, p in model.named_parameters() if p._post_accumulate_grad_hooks]
+    if hooked:
+        raise ValueError(
+            f"the model has post-accumulate-grad hooks on parameters ({_some(hooked)}), which would see the gradients "
+            "of one rank before the ranks sum them: register a step pre-hook on the optimizer instead, which runs on "
+            "all ranks after that"
+        )
+    hooked = [name for name, p in model.named_parameters() if p._backward_hooks]
+    if hooked and isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            f"the TorchScript model has hooks on parameters ({_some(hooked)}), which are not saved with it: remove "
+            "them, or pass the module that was compiled"
         )
     sparse = [name or type(module).__name__ for name, module in model.named_modules() if _is_sparse(module)]
     if sparse:

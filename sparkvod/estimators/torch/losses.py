@@ -96,6 +96,25 @@ class LossTerm:
         """Whether the loss is a mean; False for ``reduction="sum"``, which is the sum over the rows of all ranks."""
         return self.reduction != "sum"
 
+    def reduces_itself(self, output: torch.Tensor, label: torch.Tensor) -> bool:
+        """Returns whether it makes one number of the batch though it is asked not to, as a subclass's own mean() does.
+
+        Args:
+            output: of a number of rows that is none of the shapes' other dimensions.
+            label: for it.
+        """
+        if self._per_element is None:
+            return True
+        try:
+            found = self._per_element(output, label)
+            return bool(found.ndim == 0 or found.shape[0] != output.shape[0])
+        except Exception:  # a user's own loss raises anything where it gets values that it did not expect
+            return True
+
+    def take_as_mean(self) -> None:
+        """Takes what it returns as the mean over the rows of the batch: its weights of classes are its own business."""
+        self._per_element = self._class_weights = self._ignored = None
+
     @property
     def takes_weights(self) -> bool:
         """Whether it can return one number per row, which sample weights need."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import io
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import torch
 from torch import nn
+
+from sparkvod.estimators.torch import pickling
 
 _SCRIPT, _MODULE = b"script:", b"module:"
 
 
 def dump_model(model: nn.Module) -> bytes:
-    """Returns a module, or a TorchScript module, as bytes; classes of ``__main__`` and notebooks go along.
+    """Returns a module, or a TorchScript module, as bytes; classes of ``__main__`` and notebooks, and hooks, go along.
 
     Raises:
         TypeError: the model cannot be pickled.
@@ -26,7 +25,7 @@ def dump_model(model: nn.Module) -> bytes:
         torch.jit.save(model, buffer)
         return _SCRIPT + buffer.getvalue()
     try:
-        torch.save(model, buffer, pickle_module=cloudpickle, pickle_protocol=4)
+        torch.save(pickling.with_hooks(model), buffer, pickle_module=pickling.MODULE, pickle_protocol=4)
     except Exception as error:
         raise TypeError(
             f"model of class {type(model).__name__} cannot be pickled ({type(error).__name__}: {error}), a "
@@ -41,7 +40,8 @@ def load_model(content: bytes) -> nn.Module:
     kind, body = content[:7], io.BytesIO(memoryview(content)[7:])
     if kind == _SCRIPT:
         return torch.jit.load(body, map_location="cpu")
-    return torch.load(body, map_location="cpu", weights_only=False)
+    found = torch.load(body, map_location="cpu", weights_only=False)
+    return found.attach() if isinstance(found, pickling.Hooked) else found
 
 
 def dump_state(state: Any) -> bytes:
@@ -58,13 +58,14 @@ def load_state(content: bytes) -> Any:
 
 @dataclass(frozen=True)
 class DetachedOptimizer:
-    """An optimizer whose parameters are numbers: places in the list of the model's parameters."""
+    """An optimizer as a whole, hooks and own attributes included, in which only places stand for the model's parts."""
 
-    optimizer: torch.optim.Optimizer
+    content: bytes
 
     def attach(self, model: nn.Module) -> torch.optim.Optimizer:
         """Returns the optimizer over the parameters of ``model``."""
-        return _exchange(self.optimizer, list(model.parameters()).__getitem__)
+        made: torch.optim.Optimizer = pickling.load_apart(self.content, pickling.places(model))
+        return made
 
 
 def detach(optimizer: torch.optim.Optimizer, model: nn.Module) -> DetachedOptimizer:
@@ -74,14 +75,15 @@ def detach(optimizer: torch.optim.Optimizer, model: nn.Module) -> DetachedOptimi
     ``clone`` does), as many and of the same shapes.
 
     Raises:
+        TypeError: the optimizer, one of its attributes or hooks, cannot be pickled.
         ValueError: the optimizer has other parameters.
     """
-    numbers = {id(parameter): number for number, parameter in enumerate(model.parameters())}
+    known = {id(part): place for place, part in pickling.places(model).items()}
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    is_apart = not any(id(parameter) in numbers for parameter in own)
+    is_apart = not any(id(parameter) in known for parameter in own)
     if is_apart and [p.shape for p in own] == [p.shape for p in model.parameters()]:
-        numbers = {id(parameter): number for number, parameter in enumerate(own)}
-    strangers = [tuple(parameter.shape) for parameter in own if id(parameter) not in numbers]
+        known |= {id(parameter): ("parameter", number) for number, parameter in enumerate(own)}
+    strangers = [tuple(parameter.shape) for parameter in own if id(parameter) not in known]
     if strangers:
         raise ValueError(
             f"an optimizer with parameters of shapes {strangers[:3]} that are not the model's was found, an "
@@ -90,13 +92,38 @@ def detach(optimizer: torch.optim.Optimizer, model: nn.Module) -> DetachedOptimi
             "function "
             "of the parameters"
         )
-    return DetachedOptimizer(_exchange(optimizer, lambda parameter: numbers[id(parameter)]))
+    return DetachedOptimizer(_dump_apart(optimizer, known))
 
 
-def _exchange(optimizer: torch.optim.Optimizer, mapped: Any) -> torch.optim.Optimizer:
-    other = copy.copy(optimizer)
-    other.param_groups = [
-        {**group, "params": [mapped(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
-    ]
-    other.state = defaultdict(dict, {mapped(p): copy.deepcopy(state) for p, state in optimizer.state.items()})
-    return other
+def dump_own(optimizer: torch.optim.Optimizer, model: nn.Module) -> bytes:
+    """Returns what an optimizer holds besides ``state_dict()``, such as a counter of its class's own; empty if nothing.
+
+    Raises:
+        TypeError: it cannot be pickled.
+    """
+    own = pickling.own_attributes(optimizer)
+    known = {id(part): place for place, part in _shared_parts(optimizer, model).items()}
+    return _dump_apart(own, known) if own else b""
+
+
+def load_own(optimizer: torch.optim.Optimizer, model: nn.Module, content: bytes) -> None:
+    """Gives an optimizer, whose ``state_dict()`` was loaded before, what :func:`dump_own` returned."""
+    if content:
+        vars(optimizer).update(pickling.load_apart(content, _shared_parts(optimizer, model)))
+
+
+def _shared_parts(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[Any, Any]:
+    # An optimizer that wraps another one shares its groups and state with it, and goes on doing so.
+    groups = {("group", number): group for number, group in enumerate(optimizer.param_groups)}
+    shared = {"optimizer": optimizer, "groups": optimizer.param_groups, "state": optimizer.state}
+    return {**pickling.places(model), **groups, **shared}
+
+
+def _dump_apart(value: Any, known: dict[int, Any]) -> bytes:
+    try:
+        return pickling.dump_apart(value, known)
+    except Exception as error:
+        raise TypeError(
+            f"optimizer cannot be pickled ({type(error).__name__}: {error}): its attributes and hooks are sent to the "
+            "ranks with it, and must not hold a Spark session, a lock, a file or a connection"
+        ) from error

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkvod.errors import DataError
 from sparkvod.estimators import Callback, TorchEstimator
+from sparkvod.launch.local import LocalLauncher
 from tests.estimators.backends import Here, write
 
 torch = pytest.importorskip("torch", reason="the PyTorch estimator needs torch")
@@ -406,3 +408,95 @@ def test_names_with_dots_and_no_feature_cols(spark: Any, tmp_path: Path) -> None
     model = torch.nn.Linear(2, 1)
     fitted = make(str(tmp_path), model, feature_cols=None, label_cols=["y.y"], epochs=1).fit(df)
     assert fitted.getFeatureColumns() == ["a.b", "a"]
+
+
+class SquaredMean(torch.nn.CrossEntropyLoss):
+    """Reduces itself, whatever its ``reduction`` says."""
+
+    def forward(self, output: Any, label: Any) -> Any:
+        return super().forward(output, label).pow(2).mean()
+
+
+class Focal(torch.nn.CrossEntropyLoss):
+    """Leaves the reduction to the class above as long as it is ``none``."""
+
+    def forward(self, output: Any, label: Any) -> Any:
+        found = F.cross_entropy(output, label, weight=self.weight, reduction="none") * 2
+        return found if self.reduction == "none" else found.mean()
+
+
+def scalar(output: Any, label: Any, reduction: str = "mean") -> Any:
+    return F.mse_loss(output, label)  # has the keyword, and does not heed it
+
+
+def test_a_loss_that_returns_one_number_is_the_mean_over_the_batch(store: Any) -> None:
+    classes = {"label_cols": ["c"]}
+
+    def focal(m: Any) -> Any:
+        return 2 * weighted(F.cross_entropy(m(x), c, reduction="none"))
+
+    cases: list[Any] = [
+        (SquaredMean(), classes, 3, lambda m: F.cross_entropy(m(x), c).pow(2)),
+        (SquaredMean(weight=CLASS_WEIGHTS), classes, 3, lambda m: F.cross_entropy(m(x), c, CLASS_WEIGHTS).pow(2)),
+        (Focal(), {**classes, "sample_weight_col": "w"}, 3, focal),
+        (scalar, {}, 1, lambda m: F.mse_loss(m(x)[:, 0], y)),
+        (lambda o, t: (o - t).abs().mean(), {}, 1, lambda m: (m(x)[:, 0] - y).abs().mean()),
+    ]  # fmt: skip
+    for loss, params, outputs, expected in cases:
+        model = network(outputs)
+        found = make(store, model, loss=loss, **params).fit_on_parquet()
+        close(flat(found.getModel()), plain(model, expected))
+    constructed = make(store, network(3), loss=None, loss_constructors=SquaredMean, **classes).fit_on_parquet()
+    close(flat(constructed.getModel()), plain(network(3), cases[0][3]))
+    for loss, params in ((SquaredMean(), classes), (scalar, {})):
+        with pytest.raises(DataError, match="returns one number per batch, and sample_weight_col needs one per row"):
+            make(store, network(3 if params else 1), loss=loss, sample_weight_col="w", **params).fit_on_parquet()
+
+
+normed = torch.nn.utils.parametrizations.weight_norm
+
+
+class Counting(torch.optim.SGD):
+    """Has an attribute of its own, in place of its class's, and counts."""
+
+    factor = 0.0
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.factor, self.calls = 0.5, 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(self.factor)
+        return super().step(closure)
+
+
+def test_hooks_and_own_attributes_train_on_two_ranks_as_in_plain_pytorch(store: Any) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 1))
+    )
+    expected = copy.deepcopy(model)
+    for one in (model, expected):
+        one[0].weight.register_hook(lambda grad: grad * 0)
+        one[0].register_forward_hook(lambda module, args, output: output.tanh())
+    optimizer = Counting(model.parameters(), 0.1)
+    optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: optimizer.param_groups[0].update(lr=0.2))
+    estimator = make(store, model, optimizer=optimizer, backend=LocalLauncher(2, verbose=0), batch_size=None)
+    found = estimator.setGlobalBatchSize(ROWS).fit_on_parquet()
+    own = torch.optim.SGD(expected.parameters(), lr=0.1)  # 0.2 times the factor of 0.5
+    for _ in range(3):
+        own.zero_grad()
+        F.mse_loss(expected(x)[:, 0], y).backward()
+        own.step()
+    close(flat(found.getModel()), flat(expected))
+    assert torch.equal(found.getModel()[0].weight, model[0].weight)
+    assert (found.getOptimizer().calls, found.getOptimizer().factor, optimizer.calls) == (3, 0.5, 0)
+    script = torch.jit.script(torch.nn.Linear(3, 1))
+    script.weight.register_hook(lambda grad: grad)
+    with pytest.raises(ValueError, match=r"TorchScript model has hooks on parameters \(weight\)"):
+        make(store, script).fit_on_parquet()
+    model[0].bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(ValueError, match=r"post-accumulate-grad hooks on parameters \(0.bias\)"):
+        make(store, model).fit_on_parquet()
