@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 import threading
 import time
 from collections import Counter
@@ -25,6 +26,8 @@ from sparkvod.data.writer import WritePlan, make_task
 from sparkvod.errors import DataError, StoreError
 
 _PARTITIONS = 128
+_AFTER_TRACE = re.compile(r"\n+ ?SQLSTATE: |\n+JVM stacktrace")
+"""What Spark's message of a failing Python function may have behind the traceback; Spark Connect adds the first."""
 _log = log.get("data")
 
 
@@ -280,7 +283,7 @@ def _naming_user_functions() -> Iterator[None]:
     except PythonException as error:
         text = str(error)
         at = text.find("Traceback (most recent call last)")
-        trace = text[max(at, 0) :].partition("\n\nJVM stacktrace")[0].strip()
+        trace = _AFTER_TRACE.split(text[max(at, 0) :])[0].strip()
         if "/sparkvod/data/" in trace:  # ours, whose own words say what is wrong
             raise
         raise DataError(

@@ -613,13 +613,13 @@ def test_plain_parquet_directories(spark: Any, store: FilesystemStore) -> None:
         open_prepared(store, 77)
 
 
-@pytest.mark.timeout(170)
+@pytest.mark.timeout(270)
 def test_spark_connect(tmp_path: Path) -> None:
     pytest.importorskip("grpc", reason="Spark Connect's client is not installed")
     script = textwrap.dedent(
         f"""
-        import time
-        from pyspark.sql import SparkSession
+        from importlib.util import find_spec
+        from pyspark.sql import SparkSession, functions as F
         from sparkvod.data import Store, prepare
         from sparkvod.errors import DataError
         spark = SparkSession.builder.remote("local[2]").getOrCreate()
@@ -637,6 +637,24 @@ def test_spark_connect(tmp_path: Path) -> None:
             assert "no rows" in str(error)
         else:
             raise AssertionError
+        fails = F.udf(lambda y: 1 / (y - y), "double")
+        try:
+            prepare(df.withColumn("x", fails("y")), store, label_cols=["y"])
+        except DataError as error:
+            assert "failed while fit evaluated it: ZeroDivisionError" in str(error), error
+        else:
+            raise AssertionError
+        # Vectors of Parquet files, which Spark 4.3 cannot hand a Python function.
+        df.write.parquet({str(tmp_path / "vectors")!r})
+        read = spark.read.parquet({str(tmp_path / "vectors")!r})
+        assert prepare(read, store, label_cols=["y"]).train.rows == 50
+        if find_spec("torch"):
+            import torch
+            from sparkvod.estimators import TorchModel
+            model = TorchModel(model=torch.nn.Flatten(0), feature_cols=["id"], label_cols=["y"])
+            found = model.transform(read).collect()
+            assert sorted(row["y__output"] for row in found) == list(range(50)), found
+            assert all(row["v"].toArray().tolist() == [row["id"], 1.0] for row in found)
         print("fine")
         spark.stop()
         """
@@ -647,7 +665,7 @@ def test_spark_connect(tmp_path: Path) -> None:
         env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
         capture_output=True,
         text=True,
-        timeout=160,
+        timeout=260,
         check=False,
     )
     assert done.stdout.strip().endswith("fine"), done.stderr[-3000:]
