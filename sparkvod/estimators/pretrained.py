@@ -14,6 +14,7 @@ from sparkvod.estimators import trying
 from sparkvod.estimators.columns import Input, OutputSpec, as_dict
 from sparkvod.estimators.frame import as_plain, row_by_row
 from sparkvod.estimators.plan import with_width
+from sparkvod.launch.spark import interruptible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -93,7 +94,7 @@ def _first_rows(dataset: DataFrame, features: Sequence[Column], inputs: tuple[In
     names = [column.name for column in features]
     dataset = row_by_row(dataset, names).dropna(subset=[quoted(name) for name in names])
     plain = [as_plain(dataset, column.name, as_dict([column])[column.name], inputs) for column in features]
-    found = dataset.select(*plain).limit(trying.ROWS).collect()
+    found = interruptible(dataset.sparkSession, "trial", dataset.select(*plain).limit(trying.ROWS).collect)
     if len(found) < trying.ROWS:
         raise DataError(
             f"the model cannot take zeros, and the DataFrame has {len(found)} rows without nulls to try it with: "
