@@ -122,7 +122,7 @@ def test_a_rank_that_never_has_rows_runs_the_users_step(tmp_path: Path, spark: A
     torch.testing.assert_close(flat(found.getModel()), flat(alone.getModel()), rtol=0, atol=1e-5)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_sync_batch_norm_is_that_of_one_process_on_the_joined_batch(store: Any, tmp_path: Path, spark: Any) -> None:
     def synced() -> Any:
         model = network(norm=True)
@@ -132,8 +132,8 @@ def test_sync_batch_norm_is_that_of_one_process_on_the_joined_batch(store: Any, 
     # The last step has one row in all, or one rank has all rows.
     one_group = write(tmp_path / "one", row_group_size=100, x=X, y=Y)
     for rows, ranks, callbacks in ((store, 3, []), (one_group, 2, [Alike(buffers=True)])):
-        alone = fit(rows, network(norm=True), batch_size=30)
-        found = fit(rows, synced(), ranks, batch_size=30 // ranks, callbacks=callbacks)
+        alone = fit(rows, network(norm=True), batch_size=30, epochs=2)
+        found = fit(rows, synced(), ranks, batch_size=30 // ranks, callbacks=callbacks, epochs=2)
         assert type(found.getModel()[1]) is nn.SyncBatchNorm
         torch.testing.assert_close(flat(found.getModel()), flat(alone.getModel()), rtol=0, atol=1e-4)
     rows = spark.createDataFrame([([1.0, 2.0, 3.0],)], "x array<float>")
