@@ -12,7 +12,7 @@ from sparkvod.core import basics
 from sparkvod.core.objects import allgather_object, broadcast_object
 from sparkvod.core.ops import own_set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
-from sparkvod.torch import ops
+from sparkvod.torch import dense, ops
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -22,6 +22,9 @@ def broadcast_parameters(
 ) -> None:
     """Overwrites parameters with the root's, in place.
 
+    Tensors may be of any dtype, also those that collectives do not take, expanded, and sparse with as many values as
+    the root's.
+
     Args:
         params: a ``state_dict()``, or named pairs as ``named_parameters()`` gives, or tensors. What is no tensor is
             left alone.
@@ -29,8 +32,9 @@ def broadcast_parameters(
         process_set: the ranks that take part, by default all.
 
     Raises:
-        ValueError: ``params`` is a single tensor, or holds something that can be neither pair nor tensor; this rank
-            or the root is none of the process set's.
+        ValueError: ``params`` is a single tensor, or holds something that can be neither pair nor tensor, or a tensor
+            that cannot be broadcast (nested, quantized, with overlapping elements), which is named; this rank or the
+            root is none of the process set's.
         HorovodInternalError: the ranks' parameters differ in name, shape or dtype, or a rank was lost.
     """
     own_set_id(process_set, "broadcast_parameters")
@@ -44,10 +48,13 @@ def broadcast_parameters(
         if isinstance(params, Mapping)
         else [_named(entry) for entry in params]
     )
-    started = []
+    found: list[tuple[str, torch.Tensor]] = []
     for number, (name, value) in enumerate(pairs):
         if isinstance(value, torch.Tensor):
-            started.append(ops.broadcast_async_(value, root_rank, f"broadcast.parameter.{name or number}", process_set))
+            found += dense.parts(str(name or number), value)
+    started = [
+        ops.broadcast_async_(part, root_rank, f"broadcast.parameter.{name}", process_set) for name, part in found
+    ]
     for handle in started:
         ops.synchronize(handle)
 

@@ -43,6 +43,47 @@ def check_parameters() -> None:
             hvd.broadcast_parameters(wrong, root_rank=0)
 
 
+KINDS = {
+    "complex": lambda n: torch.full((2, 3), complex(n, -n), dtype=torch.complex64),
+    "complex128": lambda n: torch.tensor(complex(n, 1), dtype=torch.complex128),
+    "float8": lambda n: torch.full((3,), float(n)).to(torch.float8_e4m3fn),
+    "uint16": lambda n: torch.tensor(40_000 + n, dtype=torch.uint16),
+    "uint32": lambda n: torch.full((2, 3), 2**32 - 1 - n, dtype=torch.uint32).t(),
+    "uint64": lambda n: torch.full((2,), 2**63 + n, dtype=torch.uint64),
+    "expanded": lambda n: (torch.arange(4.0) + n).expand(3, 4),
+    "expanded number": lambda n: torch.tensor(float(n)).expand(5),
+    "coo": lambda n: torch.eye(3).roll(n, 0).mul(n + 1).to_sparse(),
+    "csr": lambda n: torch.eye(3).roll(n, 0).mul(n + 1).to_sparse_csr(),
+    "csc": lambda n: torch.eye(3, dtype=torch.complex64).roll(n, 0).mul(n + 1).to_sparse_csc(),
+    "bsr": lambda n: torch.eye(4).mul(n + 1).to_sparse_bsr((2, 2)),
+    "every other": lambda n: torch.arange(6.0)[::2] + n,
+    "none": lambda n: torch.zeros(0, 3, dtype=torch.complex64),
+}
+
+
+def check_parameters_of_all_kinds() -> None:
+    import sparkvod.torch as hvd
+
+    root = hvd.size() - 1
+    found = {name: make(hvd.rank()) for name, make in KINDS.items()}
+    hvd.broadcast_parameters(found, root_rank=root)
+    for name, make in KINDS.items():
+        expected = make(root)
+        assert (found[name].layout, found[name].stride() if name == "expanded" else ()) == (
+            expected.layout,
+            expected.stride() if name == "expanded" else (),
+        )
+        assert found[name].to_dense().tolist() == expected.to_dense().tolist(), name
+    for wrong, words in (
+        (torch.arange(6.0).as_strided((3, 2), (1, 1)), "'w' is a view whose elements overlap"),
+        (torch.ones(2, device="meta"), "'w' cannot be broadcast: a tensor on the device meta"),
+        (torch.ones(2, dtype=torch.complex64).conj(), "'w' cannot be broadcast, because it is a conjugate view"),
+        (torch.ones(3).to_mkldnn(), "'w' cannot be broadcast: a tensor of layout torch._mkldnn"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            hvd.broadcast_parameters({"w": wrong}, root_rank=0)
+
+
 def check_optimizer_state() -> None:
     import sparkvod.torch as hvd
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sparkvod.errors import NotInitializedError
+from sparkvod.torch import dense
 
 _SHOWN = 3
 
@@ -19,8 +20,8 @@ def check_model(model: nn.Module) -> None:
     """Checks that a model can be trained.
 
     Raises:
-        ValueError: it has parameters without shapes, none that is trained, hooks that cannot be kept, or gradients
-            that are sparse.
+        ValueError: it has parameters without shapes, none that is trained, hooks that cannot be kept,
+            gradients that are sparse, or tensors that cannot be broadcast.
     """
     lazy = [name for name, value in [*model.named_parameters(), *model.named_buffers()] if is_lazy(value)]
     if lazy:
@@ -49,6 +50,9 @@ def check_model(model: nn.Module) -> None:
             f"the TorchScript model has hooks on parameters ({_some(hooked)}), which are not saved with it: remove "
             "them, or pass the module that was compiled"
         )
+    for name, value in model.state_dict().items():
+        if isinstance(value, torch.Tensor):
+            list(dense.parts(name, value))
     sparse = [name or type(module).__name__ for name, module in model.named_modules() if _is_sparse(module)]
     if sparse:
         raise ValueError(

@@ -41,7 +41,12 @@ def load_model(content: bytes) -> nn.Module:
     if kind == _SCRIPT:
         return torch.jit.load(body, map_location="cpu")
     found = torch.load(body, map_location="cpu", weights_only=False)
-    return found.attach() if isinstance(found, pickling.Hooked) else found
+    model: nn.Module = found.attach() if isinstance(found, pickling.Hooked) else found
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.layout is torch.strided and 0 in buffer.stride():
+                module._buffers[name] = buffer.contiguous()  # nothing can be loaded into an expanded tensor
+    return model
 
 
 def dump_state(state: Any) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from sparkvod.errors import DataError
 from sparkvod.estimators import Callback, TorchEstimator
 from sparkvod.launch.local import LocalLauncher
-from tests.estimators.backends import Here, write
+from tests.estimators.backends import Here, Never, write
 
 torch = pytest.importorskip("torch", reason="the PyTorch estimator needs torch")
 F = torch.nn.functional
@@ -456,6 +456,16 @@ def test_a_loss_that_returns_one_number_is_the_mean_over_the_batch(store: Any) -
 normed = torch.nn.utils.parametrizations.weight_norm
 
 
+BUFFERS = {
+    "complex": torch.full((2,), 1 + 2j, dtype=torch.complex64),
+    "float8": torch.full((3,), 2.0).to(torch.float8_e5m2),
+    "uint32": torch.tensor(2**32 - 1, dtype=torch.uint32),
+    "expanded": torch.arange(4.0).expand(3, 4),
+    "coo": torch.eye(2).to_sparse(),
+    "csr": torch.eye(2).to_sparse_csr(),
+}
+
+
 class Counting(torch.optim.SGD):
     """Has an attribute of its own, in place of its class's, and counts."""
 
@@ -481,6 +491,8 @@ def test_hooks_and_own_attributes_train_on_two_ranks_as_in_plain_pytorch(store: 
     for one in (model, expected):
         one[0].weight.register_hook(lambda grad: grad * 0)
         one[0].register_forward_hook(lambda module, args, output: output.tanh())
+    for name, buffer in BUFFERS.items():
+        model.register_buffer(name, buffer)
     optimizer = Counting(model.parameters(), 0.1)
     optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: optimizer.param_groups[0].update(lr=0.2))
     estimator = make(store, model, optimizer=optimizer, backend=LocalLauncher(2, verbose=0), batch_size=None)
@@ -492,6 +504,12 @@ def test_hooks_and_own_attributes_train_on_two_ranks_as_in_plain_pytorch(store: 
         own.step()
     close(flat(found.getModel()), flat(expected))
     assert torch.equal(found.getModel()[0].weight, model[0].weight)
+    for name, buffer in BUFFERS.items():  # shared by the ranks after each epoch, and loaded into the fitted model
+        assert getattr(found.getModel(), name).to_dense().tolist() == buffer.to_dense().tolist(), name
+    other = network()
+    other.register_buffer("kept", torch.ones(2, dtype=torch.complex64).conj())
+    with pytest.raises(ValueError, match="'kept' cannot be broadcast, because it is a conjugate view"):
+        make(store, other, backend=Never()).fit_on_parquet()
     assert (found.getOptimizer().calls, found.getOptimizer().factor, optimizer.calls) == (3, 0.5, 0)
     script = torch.jit.script(torch.nn.Linear(3, 1))
     script.weight.register_hook(lambda grad: grad)
