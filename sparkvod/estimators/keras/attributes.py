@@ -6,7 +6,7 @@ out, would be the class's default on the ranks. So these attributes travel along
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from sparkvod.estimators.keras.custom import found_in_parts
 #: Attributes by which Keras and its backends keep track of an object and of its variables.
 _KEPT_BY_KERAS = (
     *("_tracker", "_lock", "built", "_distribution_strategy", "_trainable_variables", "_trainable_variables_indices"),
-    *("_exclude_from_weight_decay", "_exclude_from_weight_decay_cache", "_sparkvod", "_called", "_keras_api_names"),
+    *("_exclude_from_weight_decay", "_exclude_from_weight_decay_cache", "_sparkvod", "_built", "_dtype_policy"),
 )
 
 Attributes = tuple[tuple[str, Any], ...]
@@ -62,10 +62,12 @@ def give(thing: Any, attributes: Attributes) -> None:
 def _lacking(thing: Any, copy: Any) -> Attributes:
     found: list[tuple[str, Any]] = []
     theirs = vars(copy)
-    for name, value in vars(thing).items():
-        if name in _KEPT_BY_KERAS or name.startswith("_self_") or _has_variables(value):
+    for name, mine in vars(thing).items():
+        if name in _KEPT_BY_KERAS or name.startswith("_self_") or _has_variables(mine):
             continue
-        other = theirs.get(name)
+        value, other = untracked(mine), untracked(theirs.get(name))
+        if name not in theirs and isinstance(value, list) and not value:  # where a built optimizer would have variables
+            continue
         if hasattr(value, "get_config") and type(value) is type(other):
             if within := _lacking(value, other):
                 found.append((name, Within(within)))
@@ -75,10 +77,20 @@ def _lacking(thing: Any, copy: Any) -> Attributes:
     return tuple(found)
 
 
+def untracked(value: Any) -> Any:
+    """Return the lists, dicts and sets by which Keras tracks variables as Python's own."""
+    if isinstance(value, dict):
+        return {key: untracked(item) for key, item in value.items()}
+    for kind in (list, set):
+        if isinstance(value, kind):
+            return kind(map(untracked, value))
+    return value
+
+
 def _has_variables(value: Any) -> bool:
     if isinstance(value, Mapping):
         value = list(value.values())
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+    if isinstance(value, (list, tuple, set)):
         return any(_has_variables(item) for item in value)
     return isinstance(value, keras.Variable)
 

@@ -18,7 +18,8 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
     """Trains a ``keras.Model`` on a Spark DataFrame, on several ranks; ``fit`` returns a :class:`KerasModel`.
 
     All keyword arguments are Params; see ``explainParams()``. Needed are ``model`` and ``label_cols``, and
-    ``optimizer`` and ``loss`` unless the model is compiled: what is not given is taken from there.
+    ``optimizer`` and ``loss`` unless the model is compiled: what is not given is taken from there. ``model`` is a
+    ``keras.Model``, or a function without arguments that returns one: each ``fit`` calls it once, on the driver.
 
     Features are given to the model in the dtypes and shapes of its own inputs: all columns side by side in its only
     input, or one column in each. The learning rate is taken as given, at any number of ranks.
@@ -36,6 +37,13 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
     run_prefix = "keras"
     adapter = "sparkvod.estimators.keras.adapter:KerasAdapter"
 
+    #: What the function that was given as the model has built for this fit.
+    _built: Any = None
+
+    @property
+    def _model(self) -> Any:
+        return self.value("model") if self._built is None else self._built
+
     def get_model_class(self) -> type[KerasModel]:
         """Returns the class of what ``fit`` returns; override it to return another."""
         return KerasModel
@@ -44,7 +52,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
 
     def _given(self) -> dict[str, Any]:
         """Returns optimizer, loss, metrics and so on: the Params, or else what the model was compiled with."""
-        model = self.value("model")
+        model = self._model
         compiled = dict(getattr(getattr(model, "_compile_config", None), "config", {}))
         compiled |= {"optimizer": getattr(model, "optimizer", None)}
         found = {}
@@ -59,7 +67,8 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         """Checks that what training needs was given, and fits together as far as that is known without data."""
         from sparkvod.estimators.keras import given, monitoring
 
-        given.check(self, self._given())
+        self._built = given.built(self.value("model"))
+        given.check(self, self._model, self._given())
         monitoring.check_packages(self.value("callbacks"))
 
     def _check_early(self, dataset: Any, packed: Planned, asked: dict[str, Any]) -> Planned:
@@ -81,16 +90,16 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         from sparkvod.estimators.keras import building, given
 
         parts = self._given()
-        parts |= given.optimizer(parts["optimizer"], self.value("model"))
+        parts |= given.optimizer(parts["optimizer"], self._model)
         parts["gradient_compression"] = self.value("gradient_compression")
         parts["best"] = given.best(self.value("checkpoint_callback"))
         parts |= {"backend": keras.backend.backend(), "floatx": keras.backend.floatx()}
-        return building.pack(parts, self.value("model"), dict(self.value("custom_objects") or {}))
+        return building.pack(parts, self._model, dict(self.value("custom_objects") or {}))
 
     def _completed(self, payload: bytes, features: Sequence[Any]) -> bytes:
         from sparkvod.estimators.keras import building, forgetting, given, model_io
 
-        model = self.value("model")
+        model = self._model
         if not forgetting.may_forget(model) or not forgetting.forgotten(model, building.Parts(payload).model()):
             return payload
         if not model.built:
@@ -125,7 +134,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
     def _fingerprint(self) -> dict[str, Any]:
         from sparkvod.estimators.keras import given
 
-        found = given.fingerprint(self.value("model"), self._given())
+        found = given.fingerprint(self._model, self._given())
         names = ("input_shapes", "input_dtypes", "label_shapes", "gradient_compression", "transformation_fn")
         found |= {name: given.named(self.value(name)) for name in names}
         return found
@@ -134,7 +143,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
         from sparkvod.estimators.keras import model_io
 
         named = self.value("input_dtypes") or []
-        return "string" in [*named, *model_io.input_dtypes(self.value("model"))]
+        return "string" in [*named, *model_io.input_dtypes(self._model)]
 
     def _env(self) -> dict[str, str | None]:
         import keras
@@ -149,9 +158,11 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
     # ---- saving -----------------------------------------------------------------------------------------------------
 
     def _dump(self, name: str, value: Any) -> bytes:
-        from sparkvod.estimators.keras import forgetting, packing
+        from sparkvod.estimators.keras import forgetting, given, packing
         from sparkvod.estimators.keras.custom import found_in_parts
 
+        if given.is_builder(value) and name == "model":
+            return super()._dump(name, value)
         if name == "model":
             content = packing.dump_model(value, self.value("custom_objects"), bare=False)
             if forgetting.may_forget(value):
@@ -165,7 +176,7 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
     def _load(self, name: str, content: bytes) -> Any:
         from sparkvod.estimators.keras import packing
 
-        if name == "model":
+        if name == "model" and packing.is_model(content):
             return packing.load_model(content, compiled=True)
         return packing.put_together(super()._load(name, content), {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from typing import Any
 
@@ -31,11 +32,38 @@ _STEPS = (
 _STEPPERS = {"tensorflow": "apply_gradients", "jax": "stateless_apply"}
 
 
-def check(estimator: Any, given: dict[str, Any]) -> None:
+def is_builder(model: Any) -> bool:
+    """Return whether the Param ``model`` is a function that builds a model."""
+    return inspect.isroutine(model) or isinstance(model, functools.partial)
+
+
+def built(model: Any) -> Any:
+    """Return the model that a function builds, or None where the model itself was given.
+
+    Raises:
+        ValueError: the function raises, or returns something else.
+    """
+    if not is_builder(model):
+        return None
+    name = getattr(model, "__qualname__", None) or repr(model)
+    try:
+        made = model()
+    except Exception as error:
+        raise ValueError(
+            f"model={name} raised {type(error).__name__}: {error}. It must build a keras.Model when it is called "
+            "without arguments"
+        ) from error
+    if not isinstance(made, keras.Model):
+        raise ValueError(f"model={name} must return a keras.Model, got a {type(made).__name__}")
+    return made
+
+
+def check(estimator: Any, model: Any, given: dict[str, Any]) -> None:
     """Checks what can be checked without data.
 
     Args:
         estimator: the estimator.
+        model: its model.
         given: optimizer, loss, metrics and so on.
 
     Raises:
@@ -44,11 +72,11 @@ def check(estimator: Any, given: dict[str, Any]) -> None:
     """
     backends.current()
     callbacks(estimator.value("callbacks"))
-    _check_model(estimator.value("model"))
-    refuse_synchronized(estimator.value("model"))
+    _check_model(model)
+    refuse_synchronized(model)
     _check_optimizer(given["optimizer"], estimator.value("scale_lr"))
-    _check_scaling(estimator.value("model"), given["optimizer"])
-    if given["loss"] is None and not building.has_own_loss(estimator.value("model")):
+    _check_scaling(model, given["optimizer"])
+    if given["loss"] is None and not building.has_own_loss(model):
         raise ValueError(
             "no loss was found, and the model is not compiled with one; one was expected, such as loss='mse', a "
             "keras.losses.Loss, or a list with one per label"

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 from sparkvod.errors import DataError
-from sparkvod.estimators.keras.attributes import Attributes, attributes_of, give
+from sparkvod.estimators.keras.attributes import Attributes, attributes_of, give, untracked
 from sparkvod.estimators.keras.custom import found_in
 from sparkvod.estimators.parts import dump_part
 
@@ -64,6 +64,11 @@ def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None, bare
             # Of single weights the configuration does not have it, only of layers.
             archive.writestr(_TRAINABLE, json.dumps([bool(weight.trainable) for weight in model.weights]))
         return path.read_bytes()
+
+
+def is_model(content: bytes) -> bool:
+    """Return whether bytes are what :func:`dump_model` writes."""
+    return zipfile.is_zipfile(io.BytesIO(content))
 
 
 @contextmanager
@@ -184,7 +189,7 @@ def taken_apart(value: Any, custom_objects: Mapping[str, Any] | None = None) -> 
     if isinstance(value, type) or not hasattr(value, "get_config"):
         return value
     cls = type(value)
-    return Made(getattr(cls, "_sparkvod_plain", cls), value.get_config(), attributes_of(value, known))
+    return Made(getattr(cls, "_sparkvod_plain", cls), untracked(value.get_config()), attributes_of(value, known))
 
 
 def put_together(value: Any, custom_objects: Mapping[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,19 +195,8 @@ class Owned(optimizers.SGD):
 
 
 def one_step(store: Any, model: Any, optimizer: Any, **params: Any) -> list[np.ndarray]:
-    estimator = KerasEstimator(
-        model=model,
-        optimizer=optimizer,
-        loss="mse",
-        feature_cols=["x"],
-        label_cols=["y"],
-        batch_size=4,
-        epochs=1,
-        store=store,
-        backend=Here(),
-        verbose=0,
-        **params,
-    )
+    given = {"feature_cols": ["x"], "label_cols": ["y"], "loss": "mse", "batch_size": 4, "epochs": 1, **params}
+    estimator = KerasEstimator(model=model, optimizer=optimizer, store=store, backend=Here(), verbose=0, **given)
     return estimator.fit_on_parquet().getModel().get_weights()
 
 
@@ -229,7 +219,12 @@ def test_attributes_of_an_instance_travel(tmp_path: Path, wrapped: bool) -> None
     estimator = KerasEstimator()
     assert estimator._load("optimizer", estimator._dump("optimizer", owned)).factor == 3.0
     assert packing.taken_apart(plain).attributes == ()
-    for value in (keras.losses.Huber(), keras.metrics.AUC(num_thresholds=3), optimizers.Adam(script_schedule())):
+    for value in (
+        keras.losses.Huber(),
+        keras.metrics.AUC(num_thresholds=3),
+        keras.metrics.Precision([0.2, 0.5]),
+        optimizers.Adam(script_schedule()),
+    ):
         assert packing.taken_apart(value).attributes == ()
     plain.handle = (tmp_path / "open").open("w")
     with plain.handle, pytest.raises(ValueError, match="attribute 'handle' of Owned cannot be sent to the ranks"):
@@ -289,3 +284,53 @@ def test_synchronized_batch_normalization_is_refused() -> None:
         estimator = KerasEstimator(model=model, optimizer="sgd", loss="mse", label_cols=["y"], feature_cols=["x"])
         with pytest.raises(ValueError, match="BatchNormalization 'joint' has synchronized=True"):
             estimator._check_given()
+
+
+def test_a_function_builds_the_model(tmp_path: Path) -> None:
+    """It is called on the driver, once for each fit, and saved as a function."""
+    store, calls = small(tmp_path), []
+
+    def build() -> Any:
+        calls.append(1)
+        keras.utils.set_random_seed(len(calls))
+        model = network()
+        model.compile("sgd", "mse")
+        return model
+
+    first, second = (one_step(store, build, None) for _ in range(2))
+    assert len(calls) == 2
+    keras.utils.set_random_seed(1)
+    for mine, theirs in zip(first, one_step(store, network(), "sgd"), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    assert (first[0] != second[0]).any()
+    estimator = KerasEstimator()
+    assert isinstance(estimator._load("model", estimator._dump("model", network)), type(network))
+    for builder, words in (
+        (lambda: 1 / 0, r"model=.*lambda.* raised ZeroDivisionError: division by zero. It must build a keras.Model"),
+        (lambda units: network(), r"raised TypeError: .*units.* without arguments"),
+        (half, r"model=half must return a keras.Model, got a float"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            one_step(store, builder, "sgd")
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path, caplog: Any) -> None:
+    """The square of a label of the second step is infinite in float32."""
+    y = np.array([1.0] * 4 + [1e30] * 4 + [1.0] * 4, "float32")
+    store = write(tmp_path / "store", x=np.ones((12, 2), "float32"), y=y)
+    logging.getLogger("sparkvod").propagate = True
+    with caplog.at_level(logging.WARNING, "sparkvod"):
+        one_step(store, network(), "sgd", shuffle=False, epochs=2)
+    said = [record.getMessage() for record in caplog.records if "NaN or infinite" in record.getMessage()]
+    assert len(said) == 1
+    assert "the training loss became NaN or infinite in epoch 0, step 1: lower the learning rate" in said[0]
+    with pytest.raises(FloatingPointError, match="in epoch 0, step 1, and terminate_on_nan=True ends the run"):
+        one_step(store, network(), "sgd", shuffle=False, terminate_on_nan=True)
+
+
+def test_a_global_batch_is_that_of_all_ranks(tmp_path: Path) -> None:
+    store, model = small(tmp_path), network()
+    expected = one_step(store, model, optimizers.SGD(0.5))
+    found = one_step(store, model, optimizers.SGD(0.5), batch_size=None, global_batch_size=4)
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
