@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.functions import array_to_vector, vector_to_array
 
 from sparkvod.errors import DataError
-from sparkvod.estimators import TorchModel, model, predictor
+from sparkvod.estimators import TorchEstimator, TorchModel, model, predictor
 from sparkvod.estimators.columns import OutputSpec
 from sparkvod.estimators.model import output_of
+from tests.estimators.backends import Here
 
 torch = pytest.importorskip("torch", reason="the model here is PyTorch's")
 
@@ -221,6 +223,33 @@ def test_vectors_of_files_are_read_beside_predictions(spark: Any, stored: str, t
     filtered = fitted(shape=2).transform(read).where("a > 3")
     assert filtered.count() == 2
     assert "GreaterThan(a,3.0)" in filtered._jdf.queryExecution().executedPlan().toString()  # other filters pass
+
+
+def test_probabilities_of_whole_labels_by_vectors_of_files(spark: Any, stored: str, tmp_path: Any) -> None:
+    """A sigmoid's column keeps its numbers whatever the label's type is: an evaluator ranks rows by them."""
+    df = spark.read.parquet(stored).selectExpr("v", "int(id % 2) as k")
+    net = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
+    trained = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        loss=torch.nn.BCELoss(),
+        feature_cols=["v"],
+        label_cols=["k"],
+        backend=Here(),
+        store=str(tmp_path / "store"),
+        verbose=0,
+    ).fit(df)
+    found = trained.transform(df)
+    assert found.schema["k__output"].dataType.simpleString() == "float"
+    table = found.toPandas()
+    inputs = torch.tensor(np.stack([v.toArray() for v in table["v"]]), dtype=torch.float32)
+    expected = trained.getModel()(inputs).detach().numpy()[:, 0]
+    assert ((expected > 0) & (expected < 1)).all()
+    np.testing.assert_allclose(table["k__output"], expected, rtol=1e-5)
+    above = np.subtract.outer(expected[table["k"] == 1], expected[table["k"] == 0])
+    evaluator = BinaryClassificationEvaluator(rawPredictionCol="k__output", labelCol="k")
+    doubles = found.withColumn("k__output", found["k__output"].cast("double"))  # the evaluator takes no floats
+    assert evaluator.evaluate(doubles) == pytest.approx(((above > 0) + 0.5 * (above == 0)).mean())
 
 
 def test_vectors_of_files_in_a_stream(spark: Any, stored: str, tmp_path: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyspark.ml.functions import array_to_vector
 
 from tests.estimators.backends import Here, write
 
@@ -15,7 +16,7 @@ keras = pytest.importorskip("keras", reason="the Keras estimator needs keras")
 pytest.importorskip(keras.backend.backend(), reason="Keras needs its backend")
 
 from sparkvod.errors import DataError  # noqa: E402
-from sparkvod.estimators import Callback, KerasEstimator  # noqa: E402
+from sparkvod.estimators import Callback, KerasEstimator, KerasModel  # noqa: E402
 from sparkvod.keras.callbacks import BestModelCheckpoint  # noqa: E402
 
 layers, losses = keras.layers, keras.losses
@@ -343,3 +344,36 @@ def test_an_optimizer_that_has_taken_steps_goes_on(store: Any) -> None:
     for mine, theirs in zip(found.getModel().get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
     assert int(found.getModel().optimizer.iterations) == 0  # what came back are the weights
+
+
+@pytest.mark.timeout(120)
+def test_probabilities_of_whole_labels_from_stored_vectors(spark: Any, tmp_path: Path) -> None:
+    """Outputs keep their own type whatever the labels' is, after ``fit`` and for a model that was trained elsewhere."""
+    path = str(tmp_path / "vectors")
+    frame = spark.range(0, 40, 1, 2).selectExpr("array(double(id % 7), double(id % 3)) as a", "int(id % 2) as b", "id")
+    frame.select(array_to_vector("a").alias("v"), "b", (frame["id"] % 3).alias("k")).write.parquet(path)
+    df = spark.read.parquet(path)
+    keras.utils.set_random_seed(4)
+    features = keras.Input((2,))
+    outputs = [layers.Dense(1, activation="sigmoid", name="b")(features), layers.Dense(3, name="k")(features)]
+    estimator = KerasEstimator(
+        model=keras.Model(features, outputs),
+        optimizer=keras.optimizers.SGD(0.1),
+        loss=["binary_crossentropy", losses.SparseCategoricalCrossentropy(from_logits=True)],
+        feature_cols=["v"],
+        label_cols=["b", "k"],
+        input_shapes=[[-1, 2]],
+        backend=Here(),
+        store=str(tmp_path / "store"),
+        verbose=0,
+    )
+    trained = estimator.fit(df)
+    elsewhere = KerasModel(model=trained.getModel(), feature_cols=["v"], label_cols=["b", "k"], input_shapes=[[-1, 2]])
+    for made in (trained, elsewhere):
+        found = made.transform(df)
+        assert [found.schema[f"{name}__output"].dataType.simpleString() for name in "bk"] == ["float", "vector"]
+        table = found.toPandas()
+        chances, scores = trained.getModel().predict(np.stack([v.toArray() for v in table["v"]]), verbose=0)
+        assert ((chances > 0) & (chances < 1)).all()
+        np.testing.assert_allclose(table["b__output"], chances[:, 0], rtol=1e-4)
+        np.testing.assert_allclose(np.stack([v.toArray() for v in table["k__output"]]), scores, rtol=1e-4, atol=1e-5)
