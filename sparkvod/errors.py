@@ -107,7 +107,11 @@ class WorkerLostError(WorkerError):
     def __init__(self, rank: int, host: str, how: str, output: str = "") -> None:
         tail = f"; its last output:\n{output}" if output else ""
         who = f"rank {rank}" if rank >= 0 else "a rank"
-        RuntimeError.__init__(self, f"{who} on {host} was lost: its process {how} before it had a result{tail}")
+        # Of a worker that was killed Spark says no signal.
+        killed = "SIGKILL" in how or "(crashed)" in how
+        memory = "; the kernel kills a process so when memory runs out: look for it in dmesg, and see docs/failures.md"
+        said = f"{who} on {host} was lost: its process {how} before it had a result{memory if killed else ''}{tail}"
+        RuntimeError.__init__(self, said)
         self.rank, self.host, self.kind, self.message, self.traceback = rank, host, "WorkerLost", how, output
         self.lost_peer, self.noticed_by = True, ""
 

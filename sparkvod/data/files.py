@@ -71,6 +71,21 @@ def open_to_read(fs: AbstractFileSystem, path: str) -> Any:
         return fs.open(path + _OLD, "rb")
 
 
+def open_to_write(fs: AbstractFileSystem, path: str) -> Any:
+    """Returns an open new file for those who write in parts; on a local file system nobody but its owner may write it.
+
+    Raises:
+        OSError: it cannot be made; elsewhere than on a local file system see :func:`failures`.
+    """
+    if isinstance(fs, LocalFileSystem):
+        return open(fs._strip_protocol(path), "wb", opener=_opened)
+    return fs.open(path, "wb")
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o644)  # whatever the umask: what is in a checkpoint may be run
+
+
 def make_directory(fs: AbstractFileSystem, path: str) -> None:
     """Makes a directory and those above it, where the file system has any.
 
@@ -118,7 +133,7 @@ def _write_local(target: str, data: bytes) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     temporary = f"{target}.{uuid.uuid4().hex[:8]}.tmp"
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=_opened) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -141,7 +156,7 @@ def create(fs: AbstractFileSystem, path: str, data: bytes) -> bool | None:
     if isinstance(fs, LocalFileSystem):
         os.makedirs(os.path.dirname(fs._strip_protocol(path)), exist_ok=True)
         try:
-            with open(fs._strip_protocol(path), "xb") as file:
+            with open(fs._strip_protocol(path), "xb", opener=_opened) as file:
                 file.write(data)
         except FileExistsError:
             return False

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkvod import log
+from sparkvod.data import files
 from sparkvod.data.ranges import Range, of_values
 from sparkvod.data.schema import TEXT, Column, arrow_field, invalid_utf8, row_nbytes
 from sparkvod.data.store import FilesystemStore
@@ -230,7 +231,7 @@ class GroupWriter:
         if self._writer is None:
             name = f"{self._name}-{len(self.files):04d}.parquet"
             self.files.append({"name": name, "size": 0, "groups": []})
-            self._file = self._store.fs.open(posixpath.join(self._path, name), "wb")
+            self._file = files.open_to_write(self._store.fs, posixpath.join(self._path, name))
             self._writer = pq.ParquetWriter(
                 self._file, pa.schema(fields), compression="lz4", use_dictionary=False, write_statistics=False
             )

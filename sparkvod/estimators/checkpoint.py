@@ -9,8 +9,10 @@ from __future__ import annotations
 import io
 import json
 import posixpath
+import struct
 import threading
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +20,9 @@ from typing import Any
 
 from sparkvod.errors import StoreError
 
-_VERSION = 1
+_VERSION = 2
+#: What reading an archive of any bytes raises; an OSError is the file system's own.
+_DAMAGES = (zipfile.BadZipFile, KeyError, ValueError, RuntimeError, EOFError, ArithmeticError, zlib.error, struct.error)
 _active: set[str | None] = set()
 _lock = threading.Lock()
 #: Names in fingerprints that only the sums of an epoch under way depend on.
@@ -57,6 +61,7 @@ class Checkpoint:
             "seed": self.seed,
             "history": self.history,
             "fingerprint": self.fingerprint,
+            "ranks": len(self.ranks),
         }
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -80,17 +85,12 @@ class Checkpoint:
         """
         try:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                header = json.loads(archive.read("header.json"))
+                header = _header(archive, where)
                 names = archive.namelist()
                 state = {name[6:]: archive.read(name) for name in names if name.startswith("state/")}
-                ranks = [archive.read(name) for name in sorted(names) if name.startswith("rank/")]
-        except (zipfile.BadZipFile, KeyError, ValueError) as error:
-            raise _damaged(where, error) from error
-        if header["version"] != _VERSION:
-            raise StoreError(
-                f"{where} is a checkpoint of format {header['version']}, format {_VERSION} was expected; "
-                "go on with the sparkvod that wrote it, or pass another run_id"
-            )
+                ranks = [archive.read(f"rank/{rank:06d}") for rank in range(header["ranks"])]
+        except _DAMAGES as error:
+            raise damaged(where, error) from error
         return cls(
             header["epoch"], header["step"], header["seed"], header["history"], header["fingerprint"], state, ranks
         )
@@ -115,12 +115,37 @@ def read_header(store: Any, run_id: str) -> dict[str, Any] | None:
         return None
     try:
         with store.open_to_read(path) as file, zipfile.ZipFile(file) as archive:
-            header: dict[str, Any] = json.loads(archive.read("header.json"))
-            return header
+            return _header(archive, path)
     except FileNotFoundError:
         return None
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise _damaged(path, error) from error
+    except _DAMAGES as error:
+        raise damaged(path, error) from error
+
+
+def _header(archive: zipfile.ZipFile, where: str) -> dict[str, Any]:
+    """Returns the header, whose fields are there, of the right types and in their ranges.
+
+    Raises:
+        StoreError: it is of another version.
+        ValueError: it is no header.
+    """
+    header: Any = json.loads(archive.read("header.json"))
+    if not isinstance(header, dict) or type(header.get("version")) is not int:
+        raise ValueError("its header has no version")
+    if header["version"] != _VERSION:
+        raise StoreError(
+            f"{where} is a checkpoint of format {header['version']}, and this version of sparkvod reads format "
+            f"{_VERSION}: resume with the sparkvod that wrote it, or pass another run_id"
+        )
+    for name in ("epoch", "step", "seed", "ranks"):
+        if type(header.get(name)) is not int or header[name] < 0:
+            raise ValueError(f"{name} must be a whole number from 0, got {header.get(name)!r}")
+    history, fingerprint = header.get("history"), header.get("fingerprint")
+    if not isinstance(history, list) or not all(isinstance(record, dict) for record in history):
+        raise ValueError("history must be a list of records")
+    if not isinstance(fingerprint, dict):
+        raise ValueError(f"fingerprint must be a dict, got {fingerprint!r}")
+    return header
 
 
 def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +199,8 @@ def alone(store: Any, run_id: str) -> Iterator[None]:
             _active.discard(path)
 
 
-def _damaged(path: str, error: BaseException) -> StoreError:
+def damaged(path: str, error: BaseException) -> StoreError:
+    """Returns the error to raise for a file that is no checkpoint."""
     return StoreError(
         f"{path} is no whole checkpoint ({error}); delete it to start the run anew, or pass another run_id"
     )

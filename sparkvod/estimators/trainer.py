@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +19,7 @@ from sparkvod.data.loader import Prefetcher
 from sparkvod.errors import DataError
 from sparkvod.estimators import agreement, sums
 from sparkvod.estimators.adapter import Adapter
-from sparkvod.estimators.checkpoint import Checkpoint, path_of, require_same
+from sparkvod.estimators.checkpoint import Checkpoint, damaged, path_of, require_same
 from sparkvod.estimators.finiteness import LossWatch
 from sparkvod.estimators.task import TrainResult, TrainTask
 from sparkvod.observe import mailbox
@@ -161,7 +162,11 @@ class Trainer:
         self._seed = checkpoint.seed
         self.history = checkpoint.history
         self.adapter.prepare()
-        self.adapter.load_state(checkpoint.state)
+        try:
+            self.adapter.load_state(checkpoint.state)
+        except (pickle.UnpicklingError, KeyError) as error:
+            raise damaged(str(path_of(self.task.store, self.task.run_id)), error) from error
+        checkpoint.state.clear()
         own_state, running, *_ = cloudpickle.loads(checkpoint.ranks[self.rank])
         self._remember(checkpoint.ranks[0])
         self.adapter.load_own_state(own_state)

@@ -127,11 +127,6 @@ class Job:
         """Whether tasks are not known to have started."""
         return len(self._started) < self._size
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a rank that waits for the job's cancellation has reported its failure."""
-        return self._private and any(failure.severity == 0 for failure in self._failures.values())
-
     def standing(self, tag: str) -> str:
         """Returns how many ranks can run, with what Spark itself reports."""
         if self._started:
@@ -278,9 +273,7 @@ class _Watch:
         """Looks once."""
         self._job.read()
         now = time.monotonic()
-        if self._job.has_failed:
-            self._cancel = self._cancel or now
-        if self._cancel is None and not (self._deadline and self._job.waiting):
+        if not self._deadline or not (self._job.waiting or self._cancel):
             return
         if self._cancel is None and now > self._began + self._job.timeout:
             self._job.give_up(call.tag)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
 import pickle
 import re
 import socket
@@ -43,9 +42,6 @@ _IN_MAILBOX = -1  # the number of a chunk that is the digest of what lies there
 # What one exception may add to Spark's own error text, which is logged more than once.
 _EXCEPTION_BYTES = 24 << 10
 _CAUSE_SECONDS = 0.7
-_CAUSE_SECONDS_PRIVATE = 0.3
-# So long a failed rank waits for the driver, which has read its failure, to cancel the job.
-_CANCELLATION_SECONDS = 5.0
 _MARKER = re.compile(r"\[sparkvod failure ([A-Za-z0-9+/=]+)\]")
 
 
@@ -160,22 +156,9 @@ def _attempt(
         failure = Failure.capture(e, rank, host)
         # The mailbox tells all ranks' failures, Spark only the first that it sees.
         poster.post("failure", failure=failure.to_json())
-        if failure.severity > 0:  # the rank that is the cause shall be the first that is heard of
-            time.sleep(_CAUSE_SECONDS_PRIVATE if private else _CAUSE_SECONDS)
-        elif private:
-            _await_cancellation(task.mailbox)
+        if failure.severity > 0 and not private:
+            time.sleep(_CAUSE_SECONDS)  # the rank that is the cause shall be the first that Spark hears of
         raise _to_spark(e, failure, private) from e
-
-
-def _await_cancellation(folder: str) -> None:
-    """Waits until the driver has ended the run, whose folder it then removes.
-
-    Of a task that fails Spark logs pages of stack traces, once as executor and once as driver; of one that was
-    cancelled a line.
-    """
-    until = time.monotonic() + _CANCELLATION_SECONDS
-    while os.path.isdir(folder) and time.monotonic() < until:
-        time.sleep(0.02)
 
 
 def _to_spark(error: BaseException, failure: Failure, told: bool) -> TaskFailedError:

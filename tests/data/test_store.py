@@ -9,7 +9,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from sparkvod.data import FilesystemStore, LocalStore, Store
+from sparkvod.data import FilesystemStore, LocalStore, Store, files
 from sparkvod.errors import StoreError
 
 
@@ -140,3 +140,15 @@ def test_parquet_data_sets_are_recognised(tmp_path: Path) -> None:
 def test_no_path(prefix: object) -> None:
     with pytest.raises(TypeError, match=r"the store path .* was found, a directory's path .* Store.temporary\(\)"):
         Store.create(prefix)  # type: ignore[arg-type]
+
+
+def test_no_other_user_may_write_the_files_whatever_the_umask(tmp_path: Path) -> None:
+    store, before = Store.create(str(tmp_path)), os.umask(0)
+    try:
+        store.write_bytes(str(tmp_path / "whole"), b"x")
+        store.create_exclusive(str(tmp_path / "new"), b"x")
+        with files.open_to_write(store.fs, str(tmp_path / "parts")) as file:
+            file.write(b"x")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}

@@ -1,5 +1,10 @@
 """Checkpoint files."""
 
+import contextlib
+import io
+import json
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -30,6 +35,50 @@ def test_ranks_stay_in_order():
 def test_a_damaged_file_is_refused(damage):
     with pytest.raises(StoreError, match="here is no whole checkpoint"):
         Checkpoint.from_bytes(damage(example().to_bytes()), "here")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("version", 1, "is a checkpoint of format 1, and this version of sparkvod reads format 2"),
+        ("version", None, "no version"),
+        ("epoch", -1, "epoch must be a whole number from 0, got -1"),
+        ("step", "3", "step must be a whole number"),
+        ("seed", True, "seed must be a whole number"),
+        ("ranks", 3, "rank/000002"),
+        ("history", [1], "history must be a list of records"),
+        ("fingerprint", [], "fingerprint must be a dict"),
+    ],
+)
+def test_a_header_is_validated(tmp_path, field, value, said):
+    buffer = io.BytesIO(example().to_bytes())
+    with zipfile.ZipFile(buffer) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    header = json.loads(members.pop("header.json"))
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as archive:
+        archive.writestr("header.json", json.dumps({**header, field: value}))
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(StoreError, match=f"here .*{said}"):
+        Checkpoint.from_bytes(buffer.getvalue(), "here")
+    store = Store.create(str(tmp_path))
+    store.write_bytes(checkpoint.path_of(store, "run"), buffer.getvalue())
+    if field != "ranks":  # what no header shows
+        with pytest.raises(StoreError, match=f"run/checkpoint .*{said}"):
+            checkpoint.read_header(store, "run")
+
+
+def test_every_truncation_and_mutation_is_refused_or_read():
+    content, random = example().to_bytes(), np.random.default_rng(3)
+    for at in range(0, len(content), 41):
+        with pytest.raises(StoreError, match="no whole checkpoint"):
+            Checkpoint.from_bytes(content[:at], "here")
+    for _ in range(200):
+        damaged = bytearray(content)
+        for at in random.integers(0, len(content), 3):
+            damaged[at] = random.integers(256)
+        with contextlib.suppress(StoreError):
+            Checkpoint.from_bytes(bytes(damaged), "here")
 
 
 def test_the_header_is_read_alone(tmp_path):

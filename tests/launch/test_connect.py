@@ -25,6 +25,3 @@ def test_run_works_on_spark_connect() -> None:
     )
     assert done.stdout.splitlines()[-1:] == ["all went well"], done.stdout[-3000:] + done.stderr[-6000:]
     assert "[1]<stdout>:a line of 1" in done.stdout
-    assert "Lost task" in done.stderr  # Spark logs the end of a failed run in lines, and not with its stack traces
-    assert "PythonException" not in done.stderr
-    assert "ERROR Executor" not in done.stderr

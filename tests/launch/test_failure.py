@@ -75,6 +75,13 @@ def test_the_first_cause_is_the_heaviest_then_the_earliest() -> None:
     assert first_cause(failures[:2]).rank == 1
 
 
+def test_a_killed_process_is_told_of_memory() -> None:
+    spark = "ended without a word (Spark: Python worker exited unexpectedly (crashed))"
+    for how in ("was killed by SIGKILL (exit code -9)", spark):
+        assert "when memory runs out" in str(WorkerLostError(1, "host", how))
+    assert "memory" not in str(WorkerLostError(1, "host", "ended with exit code 3"))
+
+
 def test_the_errors_can_be_pickled() -> None:
     for error in (
         WorkerError(1, "host", "ValueError", "text", "the traceback", True),

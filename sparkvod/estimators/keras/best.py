@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-import pickle
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_VALUE = struct.Struct("<d")
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ class Best:
 
     def to_bytes(self) -> bytes:
         """Returns what a checkpoint holds."""
-        return pickle.dumps((self.value, self.weights))
+        return _VALUE.pack(self.value) + self.weights
 
     def load(self, content: bytes) -> None:
         """Takes what :meth:`to_bytes` returned."""
-        self.value, self.weights = pickle.loads(content)
+        (self.value,), self.weights = _VALUE.unpack_from(content), content[_VALUE.size :]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import pickle
+import struct
 import tempfile
 import warnings
 import zipfile
@@ -30,6 +32,7 @@ from sparkvod.estimators.parts import dump_part
 _OBJECTS = "sparkvod_objects.pkl"
 _POLICY = "sparkvod_policy.txt"
 _TRAINABLE = "sparkvod_trainable.json"
+_LENGTH = struct.Struct("<q")
 
 
 def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None, bare: bool = True) -> bytes:
@@ -212,8 +215,11 @@ def put_together(value: Any, custom_objects: Mapping[str, Any]) -> Any:
 
 
 def dump_variables(variables: Sequence[Any]) -> bytes:
-    """Returns variables' values as bytes."""
-    return pickle.dumps([np.array(keras.ops.convert_to_numpy(variable)) for variable in variables], protocol=5)
+    """Returns variables' values as bytes: dtypes and shapes as JSON, its length before it, then their memory."""
+    values = [np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    shapes = [list(variable.shape) for variable in variables]  # ascontiguousarray makes a list of a scalar
+    header = json.dumps([[v.dtype.name, shape] for v, shape in zip(values, shapes, strict=True)]).encode()
+    return b"".join([_LENGTH.pack(len(header)), header, *(value.reshape(-1).view(np.uint8).data for value in values)])
 
 
 def load_variables(variables: Sequence[Any], content: bytes) -> None:
@@ -221,8 +227,9 @@ def load_variables(variables: Sequence[Any], content: bytes) -> None:
 
     Raises:
         DataError: there are others, or of other shapes.
+        ValueError: the bytes are something else.
     """
-    values = pickle.loads(content)
+    values = _arrays(content)
     found = [tuple(variable.shape) for variable in variables]
     expected = [value.shape for value in values]
     if found != expected:
@@ -231,7 +238,20 @@ def load_variables(variables: Sequence[Any], content: bytes) -> None:
             "built alike, is needed"
         )
     for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+        variable.assign(value.copy())  # some backends would keep the memory
+
+
+def _arrays(content: bytes) -> list[np.ndarray]:
+    """Returns arrays over the memory of what :func:`dump_variables` wrote; nothing is unpickled."""
+    (length,) = _LENGTH.unpack_from(content)
+    at, values = _LENGTH.size + length, []
+    for name, shape in json.loads(content[_LENGTH.size : at]):
+        dtype, count = np.dtype(name), math.prod(shape)
+        values.append(np.frombuffer(content, dtype, count, at).reshape(shape))
+        at += count * dtype.itemsize
+    if at != len(content):
+        raise ValueError(f"{len(content)} bytes of variables, {at} were expected")
+    return values
 
 
 def _few(shapes: list[tuple[int, ...]]) -> str:

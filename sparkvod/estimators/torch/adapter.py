@@ -314,7 +314,7 @@ class TorchAdapter(Adapter):
         if result and self._scale != 1.0:
             optimizer["param_groups"] = [dict(group) for group in optimizer["param_groups"]]
             self._rescale(optimizer["param_groups"], 1.0 / self._scale)
-        state = {"model": self._model.state_dict(), "optimizer": optimizer}
+        state = {**packing.weights_of(self._model), "optimizer": optimizer}
         if self._scheduler is not None and not result:
             state["scheduler"] = self._scheduler.state_dict()
         own = packing.dump_own(self._optimizer, self._model)
@@ -322,7 +322,7 @@ class TorchAdapter(Adapter):
 
     def load_state(self, state: dict[str, bytes]) -> None:
         """Takes what :meth:`state` returned."""
-        self._model.load_state_dict(packing.load_state(state["model"]))
+        packing.load_weights(self._model, state)
         self._optimizer.load_state_dict(packing.load_state(state["optimizer"]))
         packing.load_own(self._optimizer, self._model, state["optimizer_own"])
         if self._scheduler is not None and "scheduler" in state:

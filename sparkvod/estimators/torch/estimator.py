@@ -192,7 +192,7 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
 
         parts = pickle.loads(payload)
         model = packing.load_model(parts["model"])
-        model.load_state_dict(packing.load_state(result.state["model"]))
+        packing.load_weights(model, result.state)
         model.eval()
         given = pickle.loads(parts["optimizer"])
         optimizer = given.attach(model) if isinstance(given, packing.DetachedOptimizer) else given(model.parameters())

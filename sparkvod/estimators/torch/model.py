@@ -48,7 +48,9 @@ class TorchModel(ModelBase, table=table.of(table.MODEL, "torch")):
         from sparkvod.estimators.torch import packing
 
         content = packing.dump_model(self.getModel())
-        key = hashlib.sha256(content + repr(inputs).encode()).hexdigest()
+        hashed = hashlib.sha256(content)
+        hashed.update(repr(inputs).encode())
+        key = hashed.hexdigest()
         return TorchPredictor(key, content, inputs, outputs, widths)
 
     def _dump(self, name: str, value: Any) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +12,6 @@ import torch
 from torch import nn
 
 from sparkvod.estimators.torch import pickling
-
-_SCRIPT, _MODULE = b"script:", b"module:"
 
 
 def dump_model(model: nn.Module) -> bytes:
@@ -23,7 +23,7 @@ def dump_model(model: nn.Module) -> bytes:
     buffer = io.BytesIO()
     if isinstance(model, torch.jit.ScriptModule):
         torch.jit.save(model, buffer)
-        return _SCRIPT + buffer.getvalue()
+        return buffer.getvalue()
     try:
         torch.save(pickling.with_hooks(model), buffer, pickle_module=pickling.MODULE, pickle_protocol=4)
     except Exception as error:
@@ -32,13 +32,13 @@ def dump_model(model: nn.Module) -> bytes:
             "model that can "
             "be sent to the workers was expected; make what cannot be pickled (locks, files, connections) in forward()"
         ) from error
-    return _MODULE + buffer.getvalue()
+    return buffer.getvalue()
 
 
 def load_model(content: bytes) -> nn.Module:
     """Returns the model that :func:`dump_model` wrote, on the CPU."""
-    kind, body = content[:7], io.BytesIO(memoryview(content)[7:])
-    if kind == _SCRIPT:
+    body = io.BytesIO(content)  # shares the memory of bytes
+    if _is_script(content):
         return torch.jit.load(body, map_location="cpu")
     found = torch.load(body, map_location="cpu", weights_only=False)
     model: nn.Module = found.attach() if isinstance(found, pickling.Hooked) else found
@@ -47,6 +47,30 @@ def load_model(content: bytes) -> nn.Module:
             if buffer is not None and buffer.layout is torch.strided and 0 in buffer.stride():
                 module._buffers[name] = buffer.contiguous()  # nothing can be loaded into an expanded tensor
     return model
+
+
+def _is_script(content: bytes) -> bool:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def weights_of(model: nn.Module) -> dict[str, Any]:
+    """Returns a module's state, apart: ``model``, its tensors, and ``model_extra``, what is none, if there is any."""
+    state = model.state_dict()
+    extra = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in state.items() if name not in extra}
+    return {"model": tensors, **({"model_extra": extra} if extra else {})}
+
+
+def load_weights(model: nn.Module, state: Mapping[str, bytes]) -> None:
+    """Gives a module what :func:`weights_of` returned, dumped. The tensors are read without unpickling objects.
+
+    Raises:
+        pickle.UnpicklingError: there is something else than tensors among the weights.
+    """
+    tensors = torch.load(io.BytesIO(state["model"]), map_location="cpu", weights_only=True)
+    extra = load_state(state["model_extra"]) if "model_extra" in state else {}
+    model.load_state_dict({**tensors, **extra})
 
 
 def dump_state(state: Any) -> bytes:

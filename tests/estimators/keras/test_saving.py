@@ -46,3 +46,29 @@ def test_params_that_are_objects() -> None:
     assert found["checkpoint_callback"].monitor == "loss"
     again = KerasEstimator(**found)
     assert again._fingerprint() == estimator._fingerprint()
+
+
+def test_variables_travel_as_plain_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from sparkvod.estimators.keras import packing
+
+    kept = {"trainable": False}
+    before = [
+        keras.Variable(np.arange(12, dtype="float32").reshape(3, 4)),
+        keras.Variable(np.float32(2)),
+        keras.Variable(np.zeros((0, 3), "float32")),
+        keras.Variable(np.array([True, False]), dtype="bool", **kept),
+        keras.Variable(np.array([1.5, -3]), dtype="bfloat16"),
+        keras.Variable(np.array([7, -9]), dtype="int64", **kept),
+    ]
+    content = packing.dump_variables(before)
+    monkeypatch.setattr(packing.pickle, "loads", None)
+    after = [keras.Variable(np.zeros(v.shape), dtype=v.dtype, trainable=v.trainable) for v in before]
+    packing.load_variables(after, content)
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(one), keras.ops.convert_to_numpy(other))
+    with pytest.raises(ValueError, match="bytes"):
+        packing.load_variables(after, content + b"x")
+    with pytest.raises(ValueError, match="buffer"):
+        packing.load_variables(after, content[:-1])
