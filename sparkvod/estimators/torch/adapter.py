@@ -21,6 +21,7 @@ from sparkvod.estimators import columns
 from sparkvod.estimators.adapter import Adapter
 from sparkvod.estimators.torch import checking, model_io, packing
 from sparkvod.estimators.torch.given import check_scheduler
+from sparkvod.estimators.torch.gradient_hooks import GradientHooks
 from sparkvod.estimators.torch.losses import Loss, LossTerm, terms_for
 from sparkvod.torch import sync_batch_norm
 
@@ -132,6 +133,7 @@ class TorchAdapter(Adapter):
         if self.task.scale_lr:
             self._scale = float(hvd.size())
             self._rescale(optimizer.param_groups, self._scale)
+        GradientHooks(optimizer, self.task.seed)
         self._optimizer = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=self._model.named_parameters(),

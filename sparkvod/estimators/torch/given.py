@@ -79,6 +79,12 @@ def check_optimizer(optimizer: Any) -> None:
             f"the optimizer {name} was found, whose step() needs a closure that computes the loss again, one that "
             "takes the gradients of one backward pass was expected; use SGD, Adam or the like"
         )
+    step = vars(optimizer).get("step")
+    if step is not None and not getattr(step, "_wrapped_by_lr_sched", False):
+        raise ValueError(
+            f"step() of this {name} was replaced in the instance, which the ranks cannot keep: define step() in a "
+            "subclass, or use register_step_pre_hook() and register_step_post_hook()"
+        )
     if not any(p.requires_grad for group in optimizer.param_groups for p in group["params"]):
         raise ValueError(
             f"an optimizer ({name}) over parameters that all have requires_grad=False was found, one over something "

@@ -40,8 +40,7 @@ def load_model(content: bytes) -> nn.Module:
     body = io.BytesIO(content)  # shares the memory of bytes
     if _is_script(content):
         return torch.jit.load(body, map_location="cpu")
-    found = torch.load(body, map_location="cpu", weights_only=False)
-    model: nn.Module = found.attach() if isinstance(found, pickling.Hooked) else found
+    model = pickling.made(torch.load(body, map_location="cpu", weights_only=False))
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.layout is torch.strided and 0 in buffer.stride():

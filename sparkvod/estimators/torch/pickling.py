@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 
 class ModelPickler(cloudpickle.Pickler):
@@ -53,6 +54,14 @@ def _set_parametrized(module: nn.Module, state: dict[str, Any]) -> None:
 def _set_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     optimizer.__dict__.update(state)
     optimizer._patch_step_function()  # the class's, so that it calls hooks
+    _reserve(optimizer)
+
+
+def _reserve(owner: nn.Module | Optimizer) -> None:
+    """Keeps the numbers of hooks that came in a pickle from new hooks, which would replace them."""
+    for name, hooks in vars(owner).items():
+        if name.endswith("_hooks") and hooks:
+            RemovableHandle.next_id = max(RemovableHandle.next_id, *(number + 1 for number in hooks))
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,14 @@ class Hooked:
                 parameter.register_hook(function)
             parameter.requires_grad_(trained)
         return self.model
+
+
+def made(found: nn.Module | Hooked) -> nn.Module:
+    """Returns the module that :func:`with_hooks` gave to the pickle, with all its hooks."""
+    model = found.attach() if isinstance(found, Hooked) else found
+    for module in model.modules():
+        _reserve(module)
+    return model
 
 
 def with_hooks(model: nn.Module) -> nn.Module | Hooked:
