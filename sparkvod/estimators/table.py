@@ -54,13 +54,11 @@ _READERS = "readers know themselves how many threads to use: one for local files
 
 ESTIMATOR: tuple[Entry, ...] = (
     # what is trained
-    Entry("model", None, checks.anything, "the model to train; it is copied, never changed", _MODULES),
     Entry(
         "model",
         None,
         checks.anything,
         "the model to train, which is copied, never changed; or a function without arguments that builds it",
-        _KERAS,
     ),
     Entry(
         "optimizer",

@@ -8,6 +8,7 @@ from typing import Any
 from sparkvod.estimators import columns, table, values
 from sparkvod.estimators.base import EstimatorBase
 from sparkvod.estimators.keras.model import KerasModel
+from sparkvod.estimators.parts import built, is_builder
 from sparkvod.estimators.plan import Plan, Planned
 from sparkvod.estimators.task import TrainResult
 
@@ -65,9 +66,11 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
 
     def _check_given(self) -> None:
         """Checks that what training needs was given, and fits together as far as that is known without data."""
+        import keras
+
         from sparkvod.estimators.keras import given, monitoring
 
-        self._built = given.built(self.value("model"))
+        self._built = built(self.value("model"), keras.Model, "keras.Model")
         given.check(self, self._model, self._given())
         monitoring.check_packages(self.value("callbacks"))
 
@@ -158,10 +161,10 @@ class KerasEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "keras")):
     # ---- saving -----------------------------------------------------------------------------------------------------
 
     def _dump(self, name: str, value: Any) -> bytes:
-        from sparkvod.estimators.keras import forgetting, given, packing
+        from sparkvod.estimators.keras import forgetting, packing
         from sparkvod.estimators.keras.custom import found_in_parts
 
-        if given.is_builder(value) and name == "model":
+        if is_builder(value) and name == "model":
             return super()._dump(name, value)
         if name == "model":
             content = packing.dump_model(value, self.value("custom_objects"), bare=False)

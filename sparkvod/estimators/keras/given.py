@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from typing import Any
 
@@ -30,32 +29,6 @@ _STEPS = (
 )
 #: Methods of an optimizer that Keras's own fit calls, around apply() or instead of it.
 _STEPPERS = {"tensorflow": "apply_gradients", "jax": "stateless_apply"}
-
-
-def is_builder(model: Any) -> bool:
-    """Return whether the Param ``model`` is a function that builds a model."""
-    return inspect.isroutine(model) or isinstance(model, functools.partial)
-
-
-def built(model: Any) -> Any:
-    """Return the model that a function builds, or None where the model itself was given.
-
-    Raises:
-        ValueError: the function raises, or returns something else.
-    """
-    if not is_builder(model):
-        return None
-    name = getattr(model, "__qualname__", None) or repr(model)
-    try:
-        made = model()
-    except Exception as error:
-        raise ValueError(
-            f"model={name} raised {type(error).__name__}: {error}. It must build a keras.Model when it is called "
-            "without arguments"
-        ) from error
-    if not isinstance(made, keras.Model):
-        raise ValueError(f"model={name} must return a keras.Model, got a {type(made).__name__}")
-    return made
 
 
 def check(estimator: Any, model: Any, given: dict[str, Any]) -> None:

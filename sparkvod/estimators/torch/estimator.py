@@ -10,7 +10,7 @@ from typing import Any
 from sparkvod.estimators import columns, table, values
 from sparkvod.estimators.base import EstimatorBase
 from sparkvod.estimators.checks import refuse_classes
-from sparkvod.estimators.parts import dump_part
+from sparkvod.estimators.parts import dump_part, is_builder
 from sparkvod.estimators.plan import Plan
 from sparkvod.estimators.task import TrainResult
 from sparkvod.estimators.torch.model import TorchModel
@@ -30,7 +30,8 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
     """Trains a PyTorch module on a Spark DataFrame, on several ranks; ``fit`` returns a :class:`TorchModel`.
 
     All keyword arguments are Params; see ``explainParams()``. Needed are ``model``, ``optimizer``, ``loss`` (or
-    ``loss_constructors``) and ``label_cols``.
+    ``loss_constructors``) and ``label_cols``. ``model`` is a module, or a function without arguments that builds one:
+    each ``fit`` calls it on the driver, whose weights training begins with, and each rank calls it for the module.
 
     Features are given to the model in its own floating-point dtype (``input_dtypes`` says otherwise): all columns
     side by side as
@@ -51,6 +52,13 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
     run_prefix = "pytorch"
     adapter = "sparkvod.estimators.torch.adapter:TorchAdapter"
 
+    #: What the function that was given as the model has built for this fit.
+    _built: Any = None
+
+    @property
+    def _model(self) -> Any:
+        return self.value("model") if self._built is None else self._built
+
     def get_model_class(self) -> type[TorchModel]:
         """Returns the class of what ``fit`` returns; override it to return another."""
         return TorchModel
@@ -62,15 +70,19 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
         import torch
         from torch import nn
 
-        from sparkvod.estimators.torch import given
+        from sparkvod.estimators.torch import building, given
 
-        model, optimizer = self.value("model"), self.value("optimizer")
+        self._built = building.build(self.value("model"))
+        model, optimizer = self._model, self.value("optimizer")
         if not isinstance(model, nn.Module):
             if isinstance(model, type):
                 raise ValueError(
                     f"the class model={model.__name__} was found, a module was expected; write {model.__name__}(...)"
                 )
-            raise ValueError(f"model={type(model).__name__} was found, a torch.nn.Module was expected")
+            raise ValueError(
+                f"model={type(model).__name__} was found, a torch.nn.Module was expected, or a function without "
+                "arguments that builds one"
+            )
         if optimizer is None or not (isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)):
             raise ValueError(
                 f"optimizer={optimizer!r} was found, a torch.optim.Optimizer over the model's parameters, or a "
@@ -78,6 +90,11 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
                 "parameters such as functools.partial(torch.optim.Adam, lr=0.01), was expected"
             )
         given.check_model(model)
+        if self._built is not None and not _is_function(optimizer):
+            raise ValueError(
+                f"optimizer must be a function of the parameters where model is a function that builds the module, got "
+                f"a {type(optimizer).__name__}: pass for example functools.partial(torch.optim.Adam, lr=0.01)"
+            )
         if not _is_function(optimizer):
             given.check_optimizer(optimizer)
         if self.value("loss") is None and self.value("loss_constructors") is None:
@@ -105,7 +122,7 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
     def _pack(self) -> bytes:
         from sparkvod.estimators.torch import given, packing
 
-        model, optimizer = self.value("model"), self.value("optimizer")
+        model, optimizer = self._model, self.value("optimizer")
         parts = {name: dump_part(name, self.value(name)) for name in _PARTS}
         parts["model"] = packing.dump_model(model)
         sent = optimizer if _is_function(optimizer) else packing.detach(optimizer, model)
@@ -147,7 +164,7 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
         ]
 
     def _fingerprint(self) -> dict[str, Any]:
-        model, optimizer = self.value("model"), self.value("optimizer")
+        model, optimizer = self._model, self.value("optimizer")
         found: dict[str, Any] = {
             f"model.{name}": f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
             for name, tensor in model.state_dict().items()
@@ -173,7 +190,7 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
     def _dump(self, name: str, value: Any) -> bytes:
         from sparkvod.estimators.torch import packing
 
-        if name == "model":
+        if name == "model" and not is_builder(value):
             return packing.dump_model(value)
         if name == "optimizer" and not _is_function(value) and self.value("model") is not None:
             value = packing.detach(value, self.value("model"))
@@ -182,7 +199,7 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
     def _load(self, name: str, content: bytes) -> Any:
         from sparkvod.estimators.torch import packing
 
-        value = packing.load_model(content) if name == "model" else super()._load(name, content)
+        value = packing.load_model(content) if packing.is_model(content) else super()._load(name, content)
         return value.attach(self.value("model")) if isinstance(value, packing.DetachedOptimizer) else value
 
     # ---- the end --------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparkvod.estimators.torch import pickling
+from sparkvod.estimators.torch import building, pickling
+
+_BUILT = b"built:"
 
 
 def dump_model(model: nn.Module) -> bytes:
@@ -24,19 +26,23 @@ def dump_model(model: nn.Module) -> bytes:
     if isinstance(model, torch.jit.ScriptModule):
         torch.jit.save(model, buffer)
         return buffer.getvalue()
+    if building.is_built(model):
+        return _BUILT + building.dump(model)
     try:
         torch.save(pickling.with_hooks(model), buffer, pickle_module=pickling.MODULE, pickle_protocol=4)
     except Exception as error:
         raise TypeError(
             f"model of class {type(model).__name__} cannot be pickled ({type(error).__name__}: {error}), a "
-            "model that can "
-            "be sent to the workers was expected; make what cannot be pickled (locks, files, connections) in forward()"
+            "model that can be sent to the workers was expected; make what cannot be pickled (locks, files, "
+            "connections) in forward(), or pass as model a function without arguments that builds it"
         ) from error
     return buffer.getvalue()
 
 
 def load_model(content: bytes) -> nn.Module:
     """Returns the model that :func:`dump_model` wrote, on the CPU."""
+    if content.startswith(_BUILT):
+        return building.load(content[len(_BUILT) :])
     body = io.BytesIO(content)  # shares the memory of bytes
     if _is_script(content):
         return torch.jit.load(body, map_location="cpu")
@@ -46,6 +52,11 @@ def load_model(content: bytes) -> nn.Module:
             if buffer is not None and buffer.layout is torch.strided and 0 in buffer.stride():
                 module._buffers[name] = buffer.contiguous()  # nothing can be loaded into an expanded tensor
     return model
+
+
+def is_model(content: bytes) -> bool:
+    """Returns whether :func:`dump_model` wrote this."""
+    return content.startswith((_BUILT, b"PK"))
 
 
 def _is_script(content: bytes) -> bool:

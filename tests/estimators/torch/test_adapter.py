@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +237,69 @@ def test_each_rank_takes_up_what_is_its_own_within_an_epoch(store: Any, spark: A
     unbroken, resumed = (tmp_path / "means").read_text().splitlines()
     assert unbroken == resumed
     torch.testing.assert_close(flat(again.getModel()), flat(straight.getModel()), rtol=0, atol=0)
+
+
+class Locked(nn.Linear):
+    """Cannot be pickled, and has a buffer that its state_dict does not."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.lock = threading.Lock()
+        self.register_buffer("factor", torch.rand(1), persistent=False)
+
+    def forward(self, given: Any) -> Any:
+        with self.lock:
+            return super().forward(given) * self.factor
+
+
+@pytest.mark.timeout(120)
+def test_a_function_may_build_the_model(store: Any, spark: Any, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    expected = Locked()
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.mse_loss(expected(x)[:, 0], y).backward()
+        optimizer.step()
+
+    def build() -> Any:
+        model = Locked()  # other numbers each time it is called
+        model.bias.register_hook(lambda grad: grad * 1)
+        return model
+
+    torch.manual_seed(1)
+    made = functools.partial(torch.optim.SGD, lr=0.1)
+    fitted = fit(store, build, 2, made, global_batch_size=ROWS, batch_size=None)
+    torch.testing.assert_close(flat(fitted.getModel()), flat(expected), rtol=0, atol=1e-5)
+    fitted.write().save(str(tmp_path / "saved"))
+    loaded = type(fitted).load(str(tmp_path / "saved")).getModel()
+    assert torch.equal(flat(loaded), flat(fitted.getModel()))
+    assert torch.equal(loaded.factor, expected.factor)
+    assert not loaded.training
+    rows = fitted.transform(spark.read.parquet(store.get_train_data_path())).select("x", "y__output").collect()
+    with torch.no_grad():
+        predicted = expected(torch.tensor([row["x"] for row in rows]))[:, 0]
+    np.testing.assert_allclose([row["y__output"] for row in rows], predicted, rtol=0, atol=1e-4)
+
+    again = TorchEstimator(model=build, optimizer=made, loss=nn.MSELoss(), label_cols=["y"])
+    again.write().save(str(tmp_path / "estimator"))
+    assert isinstance(TorchEstimator.load(str(tmp_path / "estimator")).value("model")(), nn.Linear)
+
+
+def test_functions_that_build_no_model_are_refused(store: Any) -> None:
+    made = functools.partial(torch.optim.SGD, lr=0.1)
+    with pytest.raises(
+        ValueError, match=r"model=.*<lambda> raised ZeroDivisionError: .* must build a torch\.nn\.Module"
+    ):
+        fit(store, lambda: 1 / 0, optimizer=made)
+    with pytest.raises(ValueError, match=r"model=.*<lambda> must return a torch\.nn\.Module, got a int"):
+        fit(store, lambda: 1, optimizer=made)
+    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"must be a function of the parameters where model is a function.*got a SGD"):
+        fit(store, network, optimizer=optimizer)
+    widths = iter(range(1, 9))
+    with pytest.raises(ValueError, match=r"(?s)must build the same module each time it is called: .*size mis"):
+        fit(store, lambda: nn.Linear(3, next(widths)), optimizer=made)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
