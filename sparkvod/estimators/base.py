@@ -237,7 +237,7 @@ class EstimatorBase(Planning, Saved, Estimator):
         with timings.phase("preparing"):
             features = [data.column(name) for name in feature_cols]
             labels = [data.column(name) for name in self.value("label_cols")]
-            planned = self._planned(packed, features, labels)
+            planned = self._planned(packed, features, labels, data)
             payload, plan = planned.payload, planned.plan
             assert plan is not None
             self._check_values(plan, data)

@@ -13,7 +13,7 @@ from sparkvod import log
 from sparkvod.data import Column, PreparedData, request
 from sparkvod.data.schema import TEXT, unconvertible
 from sparkvod.errors import DataError
-from sparkvod.estimators import values
+from sparkvod.estimators import rows, trying, values
 from sparkvod.estimators.columns import Input, Label, OutputSpec
 from sparkvod.estimators.params import TableParams
 
@@ -47,6 +47,10 @@ class Planned:
     columns: tuple[Sequence[Column], Sequence[Column]] = ((), ())
 
 
+class _Later(Exception):  # noqa: N818
+    """The model has to be tried on rows that are not prepared yet."""
+
+
 class Planning(TableParams):
     """The part of an estimator that holds columns, labels and model against each other."""
 
@@ -77,12 +81,27 @@ class Planning(TableParams):
         others = {*self.value("label_cols"), self.value("sample_weight_col"), self.value("validation")}
         return [name for name in columns if name not in others]
 
-    def _planned(self, before: Planned, features: Sequence[Column], labels: Sequence[Column]) -> Planned:
-        """Tries the model for these columns, unless that has been done."""
+    def _planned(
+        self, before: Planned, features: Sequence[Column], labels: Sequence[Column], data: PreparedData | None = None
+    ) -> Planned:
+        """Tries the model for these columns, unless that has been done: on zeros, or with ``data`` on its first rows.
+
+        Without ``data`` a model that fails on zeros is tried later.
+        """
         if before.plan is not None and before.columns == (features, labels):
             return before
         payload = self._completed(before.payload, features) if before.plan is None else before.payload
-        return Planned(payload, self._plan(payload, features, labels), (features, labels))
+        names = list(dict.fromkeys(column.name for column in (*features, *labels)))
+        try:
+            plan = trying.tried(lambda: self._plan(payload, features, labels), lambda: self._first_rows(data, names))
+        except _Later:
+            return before
+        return Planned(payload, plan, (features, labels))
+
+    def _first_rows(self, data: PreparedData | None, names: list[str]) -> dict[str, Any]:
+        if data is None:
+            raise _Later
+        return rows.first(self.value("reader"), data.train, names, trying.ROWS, self.value("transformation_fn"))
 
     def _check_early(self, dataset: DataFrame, packed: Planned, asked: dict[str, Any]) -> Planned:
         """Checks columns, and model against columns if the schema tells all widths; else that waits for the data."""

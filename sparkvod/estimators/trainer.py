@@ -16,8 +16,7 @@ from sparkvod import log
 from sparkvod.core import basics, objects
 from sparkvod.data import Batch, open_reader, prefetch
 from sparkvod.data.loader import Prefetcher
-from sparkvod.errors import DataError
-from sparkvod.estimators import agreement, sums
+from sparkvod.estimators import agreement, rows, sums
 from sparkvod.estimators.adapter import Adapter
 from sparkvod.estimators.checkpoint import Checkpoint, damaged, path_of, require_same
 from sparkvod.estimators.finiteness import LossWatch
@@ -325,32 +324,13 @@ class Trainer:
             source: Any = reader.epoch(epoch * passes + number, begin)
             with closing(source):
                 for batch in islice(source, end - begin):
-                    yield batch if self.task.transformation_fn is None else self._transformed(batch)
-
-    def _transformed(self, batch: Batch) -> Batch:
-        import pandas
-
-        frame = pandas.DataFrame({name: list(a) if a.ndim > 1 else a for name, a in batch.columns.items()})
-        frame = self.task.transformation_fn(frame)  # type: ignore[misc]
-        if len(frame) != batch.rows:
-            raise DataError(
-                f"transformation_fn made {len(frame)} rows of {batch.rows}, as many as it got were expected"
-            )
-        columns = {
-            name: np.stack(frame[name].tolist())
-            if batch.rows and frame[name].dtype == object
-            else frame[name].to_numpy()
-            for name in frame.columns
-        }
-        return Batch(columns, batch.rows, batch.global_rows)
+                    yield rows.transformed(self.task.transformation_fn, batch)
 
     def _one_row(self) -> dict[str, np.ndarray]:
         """Returns the first row of the training data; the same on all ranks, and in a run that goes on."""
         if self._stand_in is None:
             task = self.task
-            reader = open_reader(task.reader, task.data.train, task.columns, 1, shuffle=False)
-            with closing(reader), closing(self._batches(reader, 0, 0, 1)) as batches:  # type: ignore[type-var]
-                self._stand_in = {name: array.copy() for name, array in next(batches).columns.items()}
+            self._stand_in = rows.first(task.reader, task.data.train, task.columns, 1, task.transformation_fn)
         return {name: array.copy() for name, array in self._stand_in.items()}  # a model may change it in place
 
     def _weighed(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:

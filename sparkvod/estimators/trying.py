@@ -1,14 +1,25 @@
-"""What trying a model on rows of zeros has in common in all frameworks: the rows, and what is said when it fails."""
+"""What trying a model on the driver has in common in all frameworks: the rows, and what is said when it fails.
+
+They are rows of zeros, before anything is prepared. A model that fails on these, because its ids begin at 1 or because
+it takes a logarithm, is tried again on the first rows of the data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
 from sparkvod.errors import DataError
 from sparkvod.estimators.columns import ColumnLike, Input, numpy_dtype
+
+T = TypeVar("T")
+
+#: The rows of the data that a second attempt is made with.
+_real: ContextVar[Mapping[str, np.ndarray] | None] = ContextVar("real", default=None)
 
 #: Prime, so that it is no dimension of anybody's data by chance.
 ROWS = 3
@@ -36,22 +47,57 @@ def _primes() -> Iterator[int]:
         number += 1
 
 
+class CannotTakeRows(DataError):
+    """The model or a loss raised on the rows that it was tried on: it may take others."""
+
+
+def tried(attempt: Callable[[], T], real_rows: Callable[[], Mapping[str, np.ndarray]]) -> T:
+    """Returns what ``attempt`` makes with rows of zeros, or, when model or loss fail on them, with real ones.
+
+    Args:
+        attempt: tries the model with what :func:`zeros` and :func:`nothing` return.
+        real_rows: returns columns by name, of one row or more.
+
+    Raises:
+        DataError: it fails on real rows too; the error is that of those.
+    """
+    try:
+        return attempt()
+    except CannotTakeRows:
+        token = _real.set(real_rows())
+    try:
+        return attempt()
+    finally:
+        _real.reset(token)
+
+
+def _over_and_over(array: np.ndarray, rows: int) -> np.ndarray:
+    return array[np.arange(rows) % len(array)]
+
+
 def zeros(inputs: Sequence[Input], rows: int = ROWS) -> list[np.ndarray]:
-    """Returns inputs of zeros, or of empty text, ``[rows, *tail]``."""
+    """Returns inputs of zeros, or of empty text, ``[rows, *tail]``; real ones in a second :func:`tried`."""
+    real = _real.get()
+    if real is not None:
+        columns = {name: _over_and_over(array, rows) for name, array in real.items()}
+        return [item.array(columns, rows).copy() for item in inputs]
     return [
         np.full((rows, *item.tail), "" if item.dtype == "string" else 0, numpy_dtype(item.dtype)) for item in inputs
     ]
 
 
 def nothing(column: ColumnLike, rows: int = ROWS) -> np.ndarray:
-    """Returns zeros for a label's column, as the data would have it."""
+    """Returns zeros, or what is real as :func:`zeros` has it, for a label's column, as the data would have it."""
+    real = _real.get()
+    if real is not None:
+        return _over_and_over(real[column.name], rows)
     return np.zeros((rows, *column.shape), column.dtype)
 
 
-def cannot_take(inputs: Sequence[Input], error: Exception) -> DataError:
+def cannot_take(inputs: Sequence[Input], error: Exception) -> CannotTakeRows:
     """Returns what to raise where the model failed on its inputs."""
     shapes = ", ".join(f"{_shown(item.tail)} {item.dtype}" for item in inputs)
-    return DataError(
+    return CannotTakeRows(
         f"the model cannot take its {len(inputs)} input{'s' * (len(inputs) > 1)} of {shapes} "
         f"({type(error).__name__}: {error}); change feature_cols, input_shapes (one shape per feature column, or one "
         "for all of them side by side), input_dtypes, or the model"

@@ -17,7 +17,7 @@ from torch import nn
 
 import sparkvod.torch as hvd
 from sparkvod import log
-from sparkvod.estimators import columns
+from sparkvod.estimators import columns, rows, trying
 from sparkvod.estimators.adapter import Adapter
 from sparkvod.estimators.torch import checking, model_io, packing
 from sparkvod.estimators.torch.given import check_scheduler
@@ -107,13 +107,16 @@ class TorchAdapter(Adapter):
     def _plan_labels(self, terms: list[LossTerm]) -> None:
         """Tries model and losses as the driver does, which could not: the losses were made only now."""
         task = self.task
-        _, labels = checking.output_specs(
-            packing.load_model(self._parts["model"]),
-            task.inputs,
-            [task.data.column(label.column) for label in task.labels],
-            terms,
-            [label.tail for label in task.labels],
-            task.weight_column is not None,
+        _, labels = trying.tried(
+            lambda: checking.output_specs(
+                packing.load_model(self._parts["model"]),
+                task.inputs,
+                [task.data.column(label.column) for label in task.labels],
+                terms,
+                [label.tail for label in task.labels],
+                task.weight_column is not None,
+            ),
+            lambda: rows.first(task.reader, task.data.train, task.columns, trying.ROWS, task.transformation_fn),
         )
         self.task = dataclasses.replace(task, labels=labels)
 
@@ -238,10 +241,10 @@ class TorchAdapter(Adapter):
             raise IndexError(f"the model failed ({error}); {hint}") from error
 
     def _tensors(self, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
-        rows = batch.rows or 1  # or a row that stands in for none
+        count = batch.rows or 1  # or a row that stands in for none
         own = {name: batch.columns[name].copy() for name in self._copied}
-        inputs = model_io.inputs(self.task.inputs, {**batch.columns, **own}, rows)
-        return inputs, model_io.labels(self.task.labels, batch.columns, rows), self._weights(batch)
+        inputs = model_io.inputs(self.task.inputs, {**batch.columns, **own}, count)
+        return inputs, model_io.labels(self.task.labels, batch.columns, count), self._weights(batch)
 
     def _transform_outputs(self, result: Any, labels: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         found = model_io.outputs(result)
@@ -266,13 +269,13 @@ class TorchAdapter(Adapter):
         return 2 * labels + len(self._metrics) * labels + 1
 
     def _sums(self, found: list[torch.Tensor], labels: list[torch.Tensor], weights: torch.Tensor | None) -> np.ndarray:
-        rows = labels[0].shape[0]
+        count = labels[0].shape[0]
         normalisers = [t.normaliser(label, weights) for t, label in zip(self._loss.terms, labels, strict=True)]
         values = []
         with torch.no_grad():
             for group in self._metrics:
-                values += [float(f(o.detach(), y)) * rows for f, o, y in zip(group, found, labels, strict=True)]
-        return np.array([*self._loss.sums, *normalisers, *values, rows])
+                values += [float(f(o.detach(), y)) * count for f, o, y in zip(group, found, labels, strict=True)]
+        return np.array([*self._loss.sums, *normalisers, *values, count])
 
     def record(self, sums: np.ndarray) -> dict[str, Any]:
         """Returns ``{"loss": ..., "all_metrics": [{"group_<i>_<label>": ...}, ...]}``."""

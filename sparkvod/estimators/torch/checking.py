@@ -129,11 +129,14 @@ def _label(
         except Exception as error:  # a user's own loss raises anything
             if number + 1 < len(kinds):
                 continue  # it may take the other kind of numbers, and if not, its words for that are told
-            raise _unfit(
-                column, output, shape, term, f"the loss failed on them ({type(error).__name__}: {error})"
-            ) from error
+            said = _unfit(column, output, shape, term, f"the loss failed on them ({type(error).__name__}: {error})")
+            raise (said if isinstance(error, _UnusableLossError) else trying.CannotTakeRows(str(said))) from error
         return replace(label, is_mean=is_mean)
     raise AssertionError("unreachable")
+
+
+class _UnusableLossError(ValueError):
+    """What a loss returned is of no use, whatever the rows."""
 
 
 def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike) -> bool:
@@ -146,13 +149,13 @@ def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike)
             leaf = made.detach().clone().requires_grad_(output.is_floating_point())
             value = copy.copy(term).loss(leaf, fitted)
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"it returned a {type(value).__name__}, a tensor was expected")
+            raise _UnusableLossError(f"it returned a {type(value).__name__}, a tensor was expected")
         if value.ndim and value.shape[0] != rows:
-            raise ValueError(
+            raise _UnusableLossError(
                 f"it returned the shape {list(value.shape)} for {rows} rows, one number, or one per row, was expected"
             )
         if leaf.requires_grad and not value.requires_grad:
-            raise ValueError("its result does not depend on the output")
+            raise _UnusableLossError("its result does not depend on the output")
         if value.requires_grad:
             value.sum().backward()
         is_mean |= copy.copy(term).reduces_itself(made.detach().clone(), fitted)

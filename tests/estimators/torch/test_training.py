@@ -518,3 +518,42 @@ def test_hooks_and_own_attributes_train_on_two_ranks_as_in_plain_pytorch(store: 
     model[0].bias.register_post_accumulate_grad_hook(lambda parameter: None)
     with pytest.raises(ValueError, match=r"post-accumulate-grad hooks on parameters \(0.bias\)"):
         make(store, model).fit_on_parquet()
+
+
+class OneBased(torch.nn.Module):
+    """Its ids begin at 1, and it takes the logarithm of a length: zeros are no rows for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(3, 1)
+        self.line = torch.nn.Linear(1, 1)
+
+    def forward(self, kind: Any, length: Any) -> Any:
+        if (length <= 0).any():
+            raise ValueError("a length of 0")
+        return self.table(kind.squeeze(1) - 1) + self.line(length.log())
+
+
+def positive(output: Any, label: Any) -> Any:
+    if (label <= 0).any():
+        raise ValueError("labels above 0 only")
+    return (output - label).pow(2)
+
+
+def test_models_and_losses_that_zeros_are_nothing_for_are_tried_on_the_first_rows(tmp_path: Path) -> None:
+    kinds, lengths = RANDOM.integers(1, 4, ROWS), RANDOM.uniform(1, 9, ROWS)
+    own = write(tmp_path / "own", k=kinds, l=lengths, y=lengths * kinds, none=np.zeros(ROWS))
+    model = OneBased()
+    params = {"feature_cols": ["k", "l"], "input_shapes": [[-1, 1], [-1, 1]], "input_dtypes": ["int64", None]}
+    kind, length = torch.from_numpy(kinds)[:, None], torch.from_numpy(lengths).float()[:, None]
+    for loss in ({"loss": positive}, {"loss": None, "loss_constructors": lambda: positive}):
+        found = make(own, model, **params, **loss).fit_on_parquet()
+        close(flat(found.getModel()), plain(model, lambda m: (m(kind, length) - kind * length).pow(2).mean()))
+    with pytest.raises(DataError, match=r"cannot take its 2 inputs .* \(ValueError: a length of 0\)"):
+        make(own, model, **{**params, "feature_cols": ["k", "none"]}, backend=Never()).fit_on_parquet()
+    with pytest.raises(DataError, match=r"the loss failed on them \(ValueError: labels above 0 only\)"):
+        make(own, model, **params, loss=positive, label_cols=["none"], backend=Never()).fit_on_parquet()
+    shifted = make(
+        own, model, **{**params, "feature_cols": ["k", "none"]}, transformation_fn=lambda f: f.assign(none=f.none + 1)
+    )
+    assert len(shifted.setEpochs(0).fit_on_parquet().getHistory()) == 0
