@@ -21,6 +21,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 import sparkvod
 from sparkvod import log
 from sparkvod.estimators.parts import dump_part
+from sparkvod.launch.spark import interruptible
 
 if TYPE_CHECKING:
     from sparkvod.estimators.params import TableParams
@@ -107,6 +108,10 @@ class Writer(MLWriter):
             "objects": {name: len(content) for name, content in sorted(objects.items())},
             "pieces": sum(1 for _ in _pieces(objects)),
         }
+        interruptible(spark, "save", lambda: self._write(path, metadata, objects))
+
+    def _write(self, path: str, metadata: dict[str, Any], objects: dict[str, bytes]) -> None:
+        spark = self.sparkSession
         mode = "overwrite" if self.shouldOverwrite else "error"
         text = spark.createDataFrame([(json.dumps(metadata),)], "value string")
         text.coalesce(1).write.mode(mode).text(f"{path}/metadata")
@@ -168,7 +173,7 @@ class Reader(MLReader):
 
     def _metadata(self, path: str) -> dict[str, Any]:
         """Returns the metadata, of which the class has been checked, but not imported."""
-        row = self.sparkSession.read.text(f"{path}/metadata").first()
+        row = interruptible(self.sparkSession, "load", self.sparkSession.read.text(f"{path}/metadata").first)
         try:
             metadata: Any = json.loads(row[0])  # type: ignore[index]
             _check_name(str(metadata["class"]), self._cls, path)
@@ -194,7 +199,7 @@ class Reader(MLReader):
         found = set()
         for number in range(pieces):
             reader = self.sparkSession.read.schema(_SCHEMA)
-            rows = reader.parquet(_folder(path, number)).collect()
+            rows = interruptible(self.sparkSession, "load", reader.parquet(_folder(path, number)).collect)
             for row in sorted(rows, key=lambda row: (row["name"], row["start"])):
                 if row["name"] != name:
                     name, buffer = row["name"], io.BytesIO()
