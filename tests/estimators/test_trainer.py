@@ -124,7 +124,7 @@ class Spoil(Callback):
                 trainer.model.weight.fill_(float("inf"))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_loss_that_is_not_finite_is_warned_of_once_or_ends_the_run(tmp_path: Path, caplog: Any) -> None:
     backend = LocalLauncher(2, verbose=0)
     estimator = make(tmp_path, backend=backend, epochs=4, batch_size=None, global_batch_size=16, random_seed=1)
@@ -145,7 +145,7 @@ def test_a_loss_that_is_not_finite_is_warned_of_once_or_ends_the_run(tmp_path: P
     assert all(np.isfinite(record["train"]["loss"]) for record in again.getHistory())
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_any_number_of_ranks_gives_the_same_model_at_one_global_batch(tmp_path: Path) -> None:
     found = {}
     for ranks, rows in ((1, 20), (3, 20)):  # 20 rows among 3 ranks, and 64 rows in steps of 20
