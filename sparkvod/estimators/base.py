@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _LOG = log.get("estimators")
 
-#: Rows of a step on each rank when neither batch_size nor global_batch_size is given.
-_BATCH_SIZE = 32
 #: Params that the task has under the same names.
 _OPTIONS = (
     "epochs",
@@ -277,7 +275,7 @@ class EstimatorBase(Planning, Saved, Estimator):
         options = {name: self.value(name) for name in _OPTIONS}
         seed = self.value("random_seed")
         given = self.value("global_batch_size")
-        batch_size = self.value("batch_size") or _BATCH_SIZE
+        batch_size = self.value("batch_size")
         fingerprint = {
             **self._fingerprint(),
             "num_proc": size,

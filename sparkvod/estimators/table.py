@@ -191,9 +191,9 @@ ESTIMATOR: tuple[Entry, ...] = (
     ),
     Entry(
         "batch_size",
-        None,
+        32,
         _POSITIVE,
-        "rows of a step on each rank; 32 when not given; excludes global_batch_size",
+        "rows of a step on each rank; excludes global_batch_size",
     ),
     Entry(
         "global_batch_size",
