@@ -129,6 +129,7 @@ assert saving < 2.3 and loading < 2.3, (saving, loading)
 """
 
 
+@pytest.mark.timeout(600)
 def test_a_large_model_is_saved_and_loaded_with_one_gigabyte_for_the_driver(
     tmp_path: Path, full: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
