@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import sys
-import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from sparkvod.estimators.model import ModelBase
 from sparkvod.estimators.persistence import Saved
 from sparkvod.estimators.plan import Plan, Planned, Planning
 from sparkvod.estimators.task import TrainResult, TrainTask
+from sparkvod.launch.private_folder import STORE, PrivateFolder
 from sparkvod.launch.spark import SparkLauncher, advising, check_session, interruptible, on_this_host
 from sparkvod.observe.progress import ProgressBar, write_line
 
@@ -76,7 +76,7 @@ class EstimatorBase(Planning, Saved, Estimator):
     adapter: ClassVar[str]
 
     def __init__(self, **kwargs: Any) -> None:
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: PrivateFolder | None = None
         super().__init__(**kwargs)
 
     # ---- for the frameworks ---------------------------------------------------------------------------------------
@@ -348,8 +348,8 @@ class EstimatorBase(Planning, Saved, Estimator):
                 self.value("run_id"),
             )
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="sparkvod-store-")
-        return Store.create(self._folder.name)
+            self._folder = PrivateFolder(STORE)
+        return Store.create(self._folder.path)
 
     def _mailbox(self, spark: Any) -> dict[str, Any]:
         """Returns where workers leave log lines and progress: in the store, where they share no directory with us.

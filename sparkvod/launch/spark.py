@@ -21,12 +21,12 @@ from sparkvod.errors import LaunchError
 from sparkvod.launch import _spark_slots, _spark_worker
 from sparkvod.launch._checks import check_call, check_count, check_env, check_handler, check_seconds
 from sparkvod.launch._pickle import dump_call
-from sparkvod.launch._private_folder import PrivateFolder
 from sparkvod.launch._spark_call import interruptible
 from sparkvod.launch._spark_job import Job
 from sparkvod.launch._spark_session import advising, check_session, check_workers_python, is_connect, no_session
 from sparkvod.launch.launcher import EventHandler, Launcher
 from sparkvod.launch.output import LinePrinter
+from sparkvod.launch.private_folder import PrivateFolder
 from sparkvod.observe.mailbox import Mailbox
 
 __all__ = [

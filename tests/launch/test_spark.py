@@ -220,7 +220,8 @@ def test_the_mailbox_of_a_local_master_is_private_and_goes(spark: Any, temporary
 
 
 def test_folders_of_killed_drivers_are_removed(spark: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = "from sparkvod.launch._private_folder import PrivateFolder; print(PrivateFolder().path, flush=True)"
+    make = "from sparkvod.launch.private_folder import STORE, PrivateFolder"
+    make += "; run, store = PrivateFolder(), PrivateFolder(STORE); print(run.path, store.path, flush=True)"
     environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)}
     drivers = [
         subprocess.Popen(
@@ -232,19 +233,21 @@ def test_folders_of_killed_drivers_are_removed(spark: Any, temporary: Path, monk
         )
         for _ in range(2)
     ]
-    kept, left = (Path(driver.stdout.readline().strip()) for driver in drivers)  # type: ignore[union-attr]
+    made = [[Path(path) for path in driver.stdout.readline().split()] for driver in drivers]  # type: ignore[union-attr]
+    kept, left = made
     drivers[1].kill()
     drivers[1].communicate(timeout=20)
     try:
-        assert left.is_dir()
+        assert all(path.is_dir() for path in left)
         assert run(my_rank, num_proc=1, verbose=0) == [0]
-        assert left.is_dir()  # too young to be known as a leftover
-        monkeypatch.setattr("sparkvod.launch._private_folder._YOUNG_SECONDS", 0.0)
+        assert all(path.is_dir() for path in left)  # too young to be known as leftovers
+        monkeypatch.setattr("sparkvod.launch.private_folder._YOUNG_SECONDS", 0.0)
         assert run(my_rank, num_proc=1, verbose=0) == [0]
-        assert not left.exists()
-        assert kept.is_dir()
+        assert not any(path.exists() for path in left)
+        assert all(path.is_dir() for path in kept)
     finally:
         drivers[0].communicate("\n", timeout=20)
+    assert not any(path.exists() for path in kept)  # they go with their process
 
 
 def test_a_reused_python_worker_is_as_it_was(spark: Any) -> None:

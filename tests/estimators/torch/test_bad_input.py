@@ -282,7 +282,7 @@ def test_no_store_on_a_cluster(df: Any, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_temporary_store_goes_with_its_estimator(df: Any) -> None:
     estimator = make(backend=None, num_proc=1, batch_size=512)
     estimator.fit(df)
-    folder = Path(estimator._folder.name)
+    folder = Path(estimator._folder.path)
     assert folder.exists()
     copied = estimator.copy()
     del estimator
