@@ -11,31 +11,44 @@ import os
 import secrets
 import stat
 import tempfile
+from collections.abc import Iterator
 
 from sparkvod.errors import LaunchError
+from sparkvod.launch import descriptors
 from sparkvod.launch._file_gather import is_private
 
 _BYTES = 32
 
 
-def user_secret() -> bytes:
+def user_secret(rank: int) -> bytes:
     """Returns the 32 bytes in ``~/.sparkvod/secret``, which is made where it is missing.
 
     Where the home directory cannot be used, a directory of this user's in the host's temporary one serves.
 
+    Args:
+        rank: whose secret it is, for messages.
+
     Raises:
+        HorovodInternalError: this process is out of descriptors.
         LaunchError: there is no place that is this user's alone.
     """
     problems = []
-    for folder in (os.path.expanduser("~/.sparkvod"), f"{tempfile.gettempdir()}/sparkvod-{os.geteuid()}"):
+    for folder in _folders():
         try:
             return _read_or_make(folder)
         except OSError as e:
+            if problem := descriptors.complaint(e, f"rank {rank} cannot read the secret in {folder}"):
+                raise problem from e
             problems.append(f"{folder}: {e.strerror or e}")
     raise LaunchError(
         f"the ranks meet over loopback, which needs a secret that other users cannot read, and none can be kept "
         f"({'; '.join(problems)}): put random bytes into a file of mode 600 and name it in SPARKVOD_SECRET_FILE"
     )
+
+
+def _folders() -> Iterator[str]:
+    yield os.path.expanduser("~/.sparkvod")
+    yield f"{tempfile.gettempdir()}/sparkvod-{os.geteuid()}"  # to find it takes a descriptor
 
 
 def _read_or_make(folder: str) -> bytes:

@@ -78,7 +78,7 @@ def _torchrun(env: Mapping[str, str]) -> WorldContext | None:
 def _default_secret(rank: int, address: tuple[str, int], one_host: bool) -> bytes | None:
     """Returns this user's secret for a world of one host, whose other users can reach the address too."""
     if one_host:
-        return user_secret()
+        return user_secret(rank)
     if rank == 0:
         log.get("launch").warning(
             "the ranks meet at %s:%d without a secret: whoever reaches that port can join or disturb the job; give "

@@ -408,7 +408,7 @@ def test_worlds_come_and_go_without_a_trace(full: bool, no_leaks: None) -> None:
 TELLS_TIME = {
     "data": {"claims.py", "identity.py"},
     "estimators": {"base.py", "launching.py", "persistence.py", "trainer.py"},
-    "launch": {"_local_worker.py", "failure.py"},
+    "launch": {"_local_worker.py", "failure.py", "private_folder.py"},
     "observe": {"mailbox.py", "progress.py"},
 }
 

@@ -101,7 +101,7 @@ def test_torchrun_on_one_host_needs_no_loopback_name(home: Path) -> None:
 
 
 def test_the_users_secret_is_made_once_and_private(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = together([user_secret] * 8)
+    found = together([lambda: user_secret(0)] * 8)
     path = home / ".sparkvod/secret"
     assert found == [path.read_bytes()] * 8
     assert len(found[0]) == 32
@@ -110,16 +110,16 @@ def test_the_users_secret_is_made_once_and_private(home: Path, tmp_path: Path, m
     # One that others can read, or that is short, is not used: the temporary directory's is.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     path.chmod(0o644)
-    elsewhere = user_secret()
+    elsewhere = user_secret(0)
     assert elsewhere != found[0]
     path.write_bytes(b"short")
     path.chmod(0o600)
-    assert user_secret() == elsewhere
+    assert user_secret(0) == elsewhere
     (tmp_path / f"sparkvod-{os.geteuid()}").chmod(0o755)
     with pytest.raises(
         LaunchError, match=r"(?s)'secret' in it has 5 bytes.*not this user's alone.*SPARKVOD_SECRET_FILE"
     ):
-        user_secret()
+        user_secret(0)
 
 
 def test_sparkvods_own_variables_come_first() -> None:
