@@ -26,6 +26,7 @@ from sparkvod.data.writer import WritePlan, make_task
 from sparkvod.errors import DataError, StoreError
 
 _PARTITIONS = 128
+_DAMAGED_SOURCE = re.compile(r"\[(FAILED_READ_FILE[.\w]*)\] Encountered error while reading file (\S+?)\.\s")
 _AFTER_TRACE = re.compile(r"\n+ ?SQLSTATE: |\n+JVM stacktrace")
 """What Spark's message of a failing Python function may have behind the traceback; Spark Connect adds the first."""
 _log = log.get("data")
@@ -247,7 +248,7 @@ def _write(df: Any, store: FilesystemStore, request: Request, idx: int, partitio
     )
     if request.split is not None or request.fraction:
         store.make_directory(val_path)
-    with _naming_user_functions():
+    with _naming_sources():
         rows = _select(df, request).coalesce(partitions).mapInArrow(make_task(plan), "report string").collect()
     reports = sorted((json.loads(row[0]) for row in rows), key=lambda report: report["partition"])
     columns = _judge(reports, request, store)
@@ -274,14 +275,21 @@ def _write(df: Any, store: FilesystemStore, request: Request, idx: int, partitio
 
 
 @contextmanager
-def _naming_user_functions() -> Iterator[None]:
-    """Raises an error of ours where a user-defined function of the DataFrame fails."""
+def _naming_sources() -> Iterator[None]:
+    """Raises an error of ours where a file or a Python function fails that the DataFrame is made from."""
     from pyspark.errors import PythonException
 
     try:
         yield
-    except PythonException as error:
+    except Exception as error:
         text = str(error)
+        if damaged := _DAMAGED_SOURCE.search(text):
+            raise DataError(
+                f"Spark cannot read the DataFrame's source file {damaged[2]} ({damaged[1]}): it may be gone, empty, "
+                "cut off or damaged; write it again, or delete it"
+            ) from error
+        if not isinstance(error, PythonException):
+            raise
         at = text.find("Traceback (most recent call last)")
         trace = _AFTER_TRACE.split(text[max(at, 0) :])[0].strip()
         if "/sparkvod/data/" in trace:  # ours, whose own words say what is wrong

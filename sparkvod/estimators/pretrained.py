@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,7 @@ def describe(model: ModelBase, dataset: DataFrame) -> dict[str, Any]:
     names = model.value("feature_columns")
     if model.value("model") is None:
         raise ValueError("model is required: pass model=...")
+    _refuse_functions(model.value("model"))
     if not names:
         raise ValueError("feature_columns is required: pass feature_columns=[...] with the names of the model's inputs")
     if not model.output_columns:
@@ -51,6 +54,13 @@ def describe(model: ModelBase, dataset: DataFrame) -> dict[str, Any]:
         "inputs": [dataclasses.asdict(item) for item in inputs],
         "outputs": [dataclasses.asdict(output) for output in outputs],
     }
+
+
+def _refuse_functions(model: Any) -> None:
+    """Refuses what makes a model in place of the model."""
+    if isinstance(model, (type, functools.partial)) or inspect.isroutine(model):
+        name = getattr(model, "__name__", "function")
+        raise ValueError(f"model must be the model itself, got {name!r}, which makes one: pass model={name}(...)")
 
 
 def _columns(model: ModelBase, dataset: DataFrame, names: Sequence[str]) -> list[Column]:

@@ -536,6 +536,15 @@ def test_a_damaged_manifest_is_absent(
     assert told == [] if b'"x"' in damage else f"{store.get_data_metadata_path(path)} is damaged" in told[0]
 
 
+def test_a_damaged_source_is_named(spark: Any, store: FilesystemStore, tmp_path: Path) -> None:
+    df = parquet(spark, tmp_path / "source")
+    path = next((tmp_path / "source").glob("*.parquet"))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError, match=f"cannot read the DataFrame's source file .*{path.name} .*cut off or damaged"):
+        prepare(df, store, label_cols=["y"])
+    assert data_sets(store) == []
+
+
 @pytest.mark.parametrize("damage", ["empty", "cut off", "not Parquet"])
 def test_a_damaged_file_is_named(store: FilesystemStore, damage: str) -> None:
     path = store.get_train_data_path()

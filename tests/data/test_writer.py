@@ -176,10 +176,10 @@ def test_a_store_that_executors_cannot_write(tmp_path: Path, monkeypatch: pytest
     table = pa.table({"x": [1, 2, 3]})
     plan = plan_for(tmp_path, table)
 
-    def refuse(path: str, mode: str) -> Any:
+    def refuse(fs: Any, path: str) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(plan.store.fs, "open", refuse)
+    monkeypatch.setattr("sparkvod.data.files.open_to_write", refuse)
     report = write_partition(plan, table.to_batches(), 0, "part")
     with pytest.raises(StoreError, match="the executors cannot write.*PermissionError.* on .*Store.create"):
         judge(tmp_path, report, table=table)

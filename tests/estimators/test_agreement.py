@@ -70,7 +70,9 @@ def test_what_differs_among_ranks_is_named() -> None:
     for other in others:
         assert other.pop("warned") == []
         assert other == first
-    assert first["rate"].startswith("the learning rates 0.05 on rank 0, 0.1 on ranks 1, 2 after epoch 4, the same on")
+    assert first["rate"].startswith(
+        "the learning rates 0.05 on rank 0, 0.1 on ranks 1, 2 after epoch 4: all ranks must"
+    )
     assert first["zeroed"].startswith("other weights on rank 2 than on rank 0 (w1) after epoch 4")
     assert "0.3 on rank 2 and other weights on rank 1 than on rank 0 (w1)" in first["moved"]
     assert first["broken"].startswith("other weights on ranks 1, 2 than on rank 0 (w0)")

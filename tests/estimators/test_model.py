@@ -304,6 +304,7 @@ def test_a_model_that_was_trained_elsewhere_and_does_not_fit(df: Any) -> None:
     net, arrays = torch.nn.Linear(2, 1), df.selectExpr("array(a, b) as v")
     refusals: list[tuple[dict[str, Any], Any, str]] = [
         ({}, df, "model is required"),
+        ({"model": torch.nn.Flatten, "feature_cols": ["a"]}, df, r"got 'Flatten', .* pass model=Flatten\(...\)"),
         ({"model": net}, df, "feature_columns is required"),
         ({"model": net, "feature_cols": ["a"]}, df, "label_columns is required"),
         ({"model": net, "feature_cols": ["a"], "label_cols": ["y"]}, df, "the model cannot take its 1 input"),
