@@ -122,7 +122,8 @@ def _can_draw(stream: IO[str]) -> bool:
         import tqdm  # noqa: F401
     except ImportError:
         return False
-    if "ipykernel" in sys.modules:
+    ipython: Any = sys.modules.get("IPython")  # whose shell has a kernel in a notebook, and none in a terminal
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
         return True
     try:
         return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
