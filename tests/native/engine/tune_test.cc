@@ -94,6 +94,8 @@ TEST(TuneChangesAllRanksInTheMiddleOfTraffic) {
               traffic.Check();
               EXPECT_EQ(BarrierOf(engine, "all").Report(), "ok");
               ExpectTunables(engine, Values(turn));
+              // A rank that is ahead changes the others' again, which may not have looked yet.
+              EXPECT_EQ(BarrierOf(engine, "looked").Report(), "ok");
             }
           },
           WithStreams());
