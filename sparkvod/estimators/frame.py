@@ -66,8 +66,7 @@ def as_plain(dataset: DataFrame, name: str, trained: dict[str, Any], inputs: tup
     if (found.kind == "vector") != bool(shape) or (found.dtype == TEXT) != is_text:
         expected = f"a vector or an array of {shape[0]} numbers" if shape else "text" if is_text else "a number"
         raise DataError(
-            f"feature column {name!r} of type {data_type.simpleString()} was found, {expected} was expected, as in "
-            "training"
+            f"feature column {name!r} must be {expected}, as in training, got type {data_type.simpleString()}"
         )
     column = dataset[quoted(name)]
     if not is_vector:

@@ -28,7 +28,7 @@ def transformed(function: Callable[[Any], Any] | None, batch: Batch) -> Batch:
     frame = pandas.DataFrame({name: list(a) if a.ndim > 1 else a for name, a in batch.columns.items()})
     frame = function(frame)
     if len(frame) != batch.rows:
-        raise DataError(f"transformation_fn made {len(frame)} rows of {batch.rows}, as many as it got were expected")
+        raise DataError(f"transformation_fn must keep the number of rows: it got {batch.rows}, returned {len(frame)}")
     columns = {
         name: np.stack(frame[name].tolist()) if batch.rows and frame[name].dtype == object else frame[name].to_numpy()
         for name in frame.columns

@@ -121,13 +121,13 @@ def test_whole_numbers_are_doubles_and_none_is_rounded() -> None:
 def test_features_that_are_not_there_or_of_another_kind(df: Any) -> None:
     with pytest.raises(DataError, match="without the feature columns b was found; it has id, a, t"):
         fitted().transform(df.drop("b"))
-    with pytest.raises(DataError, match="feature column 'v' of type double was found, a vector or an array of 2"):
+    with pytest.raises(DataError, match="feature column 'v' must be a vector or an array of 2 .*got type double"):
         fitted(shape=2).transform(df.selectExpr("a as v"))
     with pytest.raises(DataError, match="column 'b' has the type date, which cannot become a tensor.*dayofyear"):
         fitted().transform(df.selectExpr("a", "date'2020-01-01' as b"))
     with pytest.raises(DataError, match="column 'b' has the type string, which cannot become a tensor"):
         fitted().transform(df.selectExpr("a", "string(b) as b"))
-    with pytest.raises(DataError, match="feature column 'b' of type array<float> was found, a number was expected"):
+    with pytest.raises(DataError, match="feature column 'b' must be a number, as in training, got type array<float>"):
         fitted().transform(df.selectExpr("a", "array(b) as b"))
     assert fitted().transform(df.selectExpr("a", "id as b")).first()["y__output"] == 0.25
 

@@ -250,7 +250,7 @@ def _arrays(content: bytes) -> list[np.ndarray]:
         values.append(np.frombuffer(content, dtype, count, at).reshape(shape))
         at += count * dtype.itemsize
     if at != len(content):
-        raise ValueError(f"{len(content)} bytes of variables, {at} were expected")
+        raise ValueError(f"the model's variables need {at} bytes, got {len(content)}")
     return values
 
 

@@ -129,8 +129,10 @@ def _label(
         except Exception as error:  # a user's own loss raises anything
             if number + 1 < len(kinds):
                 continue  # it may take the other kind of numbers, and if not, its words for that are told
-            said = _unfit(column, output, shape, term, f"the loss failed on them ({type(error).__name__}: {error})")
-            raise (said if isinstance(error, _UnusableLossError) else trying.CannotTakeRows(str(said))) from error
+            unusable = isinstance(error, _UnusableLossError)
+            words = str(error) if unusable else f"{type(error).__name__}: {error}"
+            said = _unfit(column, output, shape, term, f"the loss failed on them ({words})")
+            raise (said if unusable else trying.CannotTakeRows(str(said))) from error
         return replace(label, is_mean=is_mean)
     raise AssertionError("unreachable")
 
@@ -149,7 +151,7 @@ def _try(term: LossTerm, label: Label, output: torch.Tensor, column: ColumnLike)
             leaf = made.detach().clone().requires_grad_(output.is_floating_point())
             value = copy.copy(term).loss(leaf, fitted)
         if not isinstance(value, torch.Tensor):
-            raise _UnusableLossError(f"it returned a {type(value).__name__}, a tensor was expected")
+            raise _UnusableLossError(f"it returned a {type(value).__name__}: return a tensor")
         if value.ndim and value.shape[0] != rows:
             raise _UnusableLossError(
                 f"it returned the shape {list(value.shape)} for {rows} rows, one number, or one per row, was expected"

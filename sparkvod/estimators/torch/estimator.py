@@ -80,8 +80,8 @@ class TorchEstimator(EstimatorBase, table=table.of(table.ESTIMATOR, "torch")):
                     f"the class model={model.__name__} was found, a module was expected; write {model.__name__}(...)"
                 )
             raise ValueError(
-                f"model={type(model).__name__} was found, a torch.nn.Module was expected, or a function without "
-                "arguments that builds one"
+                f"model must be a torch.nn.Module, or a function without arguments that builds one, got a "
+                f"{type(model).__name__}"
             )
         if optimizer is None or not (isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)):
             raise ValueError(

@@ -70,7 +70,7 @@ def test_words_are_looked_up_where_the_model_is(spark: Any, df: Any, tmp_path: P
         [keras.ops.convert_to_tensor(inputs[0]), keras.ops.convert_to_tensor(inputs[1]), inputs[2]], verbose=0
     )
     np.testing.assert_allclose(found["y__output"], expected[:, 0], rtol=1e-5, atol=1e-5)
-    with pytest.raises(DataError, match="'kind' of type double was found, text was expected"):
+    with pytest.raises(DataError, match="'kind' must be text, as in training, got type double"):
         fitted.transform(df.withColumn("kind", df["size"]))
 
 
