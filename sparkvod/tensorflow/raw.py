@@ -10,12 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from sparkvod.core import basics, ops
-from sparkvod.tensorflow import library, naming
+from sparkvod.tensorflow import library, naming, ordering
 from sparkvod.tensorflow.errors import translated
 
 _DTYPES = {tf.as_dtype(name) for name in ops.DTYPES}
 _captured: Any = None
-_ended: Any = None
 
 
 def tensors(values: Sequence[Any]) -> list[Any]:
@@ -96,43 +95,37 @@ def _called(op: str, *args: Any, token: Any = None, **attributes: Any) -> Any:
             raise own from (None if own is not error else error.__cause__)
     result = function(_token() if token is None else token, *args, **attributes)
     if op not in ("barrier", "world") and tf.compat.v1.get_default_graph().building_function and _outermost_is_eager():
-        _order(result)
+        ordering.end_after(tf.nest.flatten(result)[0])
     return result
 
 
-def _order(result: Any) -> None:
-    # A function that is called twice within another one, or a loop's body, has the same names each time. TensorFlow
-    # would run the calls at the same time, and ranks could match a tensor of one call with that of another. It runs
-    # what changes a variable in the order of the program, so each collective changes one when it has ended: calls then
-    # follow each other, while the collectives within a call still overlap.
-    global _ended
-    if _ended is None:
-        with tf.init_scope(), tf.device("CPU:0"):
-            _ended = tf.Variable(0, trainable=False, dtype=tf.int64, name="sparkvod_ended")
-    with tf.control_dependencies([tf.nest.flatten(result)[0]]):
-        done = _ended.assign_add(1, read_value=False)
-    graph = tf.compat.v1.get_default_graph()
-    if not graph._add_control_dependencies:  # a function's derivative, in which TensorFlow adds none by itself
-        graph.control_outputs.append(done)
-
-
 def allreduce(
-    values: Sequence[Any], name: str, op: int, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0
+    values: Sequence[Any],
+    name: str,
+    op: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
+    after: Any = None,
 ) -> list[Any]:
-    """Returns the reduced tensors, one unit."""
+    """Return the reduced tensors, one unit.
+
+    Here and below, ``after`` is an int64 tensor that must exist before the operation runs in a graph: a result of
+    another collective, or the first input of the one that is differentiated.
+    """
     ops.check_scales(prescale, postscale)
     scales = {"prescale": _bits(prescale), "postscale": _bits(postscale)}
-    return _called("allreduce", values, tensor_name=name, reduce_op=op, **scales, **_among(process_set))
+    return _called("allreduce", values, token=after, tensor_name=name, reduce_op=op, **scales, **_among(process_set))
 
 
-def allgather(values: Sequence[Any], name: str, process_set: int = 0) -> tuple[list[Any], Any]:
+def allgather(values: Sequence[Any], name: str, process_set: int = 0, after: Any = None) -> tuple[list[Any], Any]:
     """Returns the gathered tensors, and an int64 tensor of each one's and each rank's number of rows."""
-    results, rows = _called("allgather", values, tensor_name=name, **_among(process_set))
+    results, rows = _called("allgather", values, token=after, tensor_name=name, **_among(process_set))
     return [_by_rows(result, value) for result, value in zip(results, values, strict=True)], rows
 
 
 def broadcast(value: Any, root_rank: int, name: str, process_set: int = 0, after: Any = None) -> Any:
-    """Returns the root's tensor; in a graph, only once ``after``, the int64 result of another collective, is there."""
+    """Returns the root's tensor."""
     attributes = {"tensor_name": name, "root_rank": root_rank, **_among(process_set)}
     return _called("broadcast", [value], token=after, **attributes)[0]
 
@@ -147,9 +140,9 @@ def reducescatter(
     return [_by_rows(result, value) for result, value in zip(results, values, strict=True)]
 
 
-def alltoall(value: Any, splits: Any, name: str, process_set: int = 0) -> tuple[Any, Any]:
+def alltoall(value: Any, splits: Any, name: str, process_set: int = 0, after: Any = None) -> tuple[Any, Any]:
     """Returns what came from all ranks, and an int64 tensor of each rank's number of rows; no splits: equal ones."""
-    results, rows = _called("alltoall", [value], splits, tensor_name=name, **_among(process_set))
+    results, rows = _called("alltoall", [value], splits, token=after, tensor_name=name, **_among(process_set))
     return _by_rows(results[0], value), rows
 
 
@@ -158,9 +151,9 @@ def barrier(name: str, process_set: int = 0) -> Any:
     return _called("barrier", tensor_name=name, **_among(process_set))
 
 
-def world(what: int, name: str | None) -> Any:
+def world(what: int, name: str | None, after: Any = None) -> Any:
     """Returns a number of the current world as an int32 scalar, by its place in ``native/bindings/table.h``."""
-    number = _called("world", what=what, name=name)
+    number = _called("world", token=after, what=what, name=name)
     if not tf.executing_eagerly():
         number.set_shape([])
     return number
@@ -200,6 +193,11 @@ def _set_of(op: Any) -> int:
     return int(op.get_attr("process_set"))
 
 
+def _token_of(op: Any) -> Any:
+    # The derivative of a loop cannot capture a token of its own, but what the loop has.
+    return op.inputs[0]
+
+
 def _differentiable(op: Any) -> int:
     code = int(op.get_attr("reduce_op"))
     ops.check_differentiable(code, "put tf.stop_gradient around it")
@@ -220,15 +218,24 @@ def _for_those_there(grads: Sequence[Any], call: Any) -> list[Any]:
 def _allreduce_gradient(op: Any, *grads: Any) -> list[Any]:
     code, name = _differentiable(op), naming.of_gradient(op)
     scales = _factor(op, "prescale"), _factor(op, "postscale")
-    return [None, *_for_those_there(grads, lambda there: allreduce(there, name, code, *scales, _set_of(op)))]
+
+    def reduced(there: list[Any]) -> list[Any]:
+        return allreduce(there, name, code, *scales, _set_of(op), _token_of(op))
+
+    return [None, *_for_those_there(grads, reduced)]
 
 
 @tf.RegisterGradient("SparkvodAllgather")
 def _allgather_gradient(op: Any, *grads: Any) -> list[Any]:
     # The average of the gradients over the ranks, of which each keeps its own rows.
     name, ranks = naming.of_gradient(op), ranks_of(_set_of(op))
-    rank = ranks.index(basics.rank())
-    averaged = _for_those_there(grads[:-1], lambda there: allreduce(there, name, ops.Average, process_set=_set_of(op)))
+    # Read when the graph runs: one rank may have saved it for all.
+    rank = tf.reduce_sum(tf.cast(tf.less(ranks, world(0, None, _token_of(op))), tf.int32))
+
+    def reduced(there: list[Any]) -> list[Any]:
+        return allreduce(there, name, ops.Average, process_set=_set_of(op), after=_token_of(op))
+
+    averaged = _for_those_there(grads[:-1], reduced)
     rows = tf.reshape(op.outputs[-1], [-1, len(ranks)])
     mine = []
     for k, grad in enumerate(averaged):
@@ -245,10 +252,11 @@ def _broadcast_gradient(op: Any, grad: Any) -> list[Any]:
     if grad is None:
         return [None, None]
     name = naming.of_gradient(op)
-    (averaged,) = allreduce([tf.convert_to_tensor(grad)], name, ops.Average, process_set=_set_of(op))
+    token = _token_of(op)
+    (averaged,) = allreduce([tf.convert_to_tensor(grad)], name, ops.Average, process_set=_set_of(op), after=token)
     # The same graph on all ranks: where some multiplied by a constant zero, TensorFlow 2.13 would drop their allreduce,
     # and the root would wait for it.
-    is_root = tf.equal(world(0, None), int(op.get_attr("root_rank")))
+    is_root = tf.equal(world(0, None, token), int(op.get_attr("root_rank")))
     return [None, tf.where(is_root, averaged, tf.zeros_like(averaged))]
 
 
@@ -257,7 +265,7 @@ def _reducescatter_gradient(op: Any, *grads: Any) -> list[Any]:
     # The allgather of the gradients; of a sum times the size, as in the peer.
     code, name = _differentiable(op), naming.of_gradient(op)
     scale = _factor(op, "prescale") * _factor(op, "postscale") * (len(ranks_of(_set_of(op))) if code == ops.Sum else 1)
-    gathered = _for_those_there(grads, lambda there: allgather(there, name, _set_of(op))[0])
+    gathered = _for_those_there(grads, lambda there: allgather(there, name, _set_of(op), _token_of(op))[0])
     return [None, *(None if grad is None else grad * tf.cast(scale, grad.dtype) for grad in gathered)]
 
 
@@ -267,7 +275,7 @@ def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
     if grad is None:
         return [None, None, None]
     name = naming.of_gradient(op)
-    back, _ = alltoall(tf.convert_to_tensor(grad), op.outputs[-1], name, _set_of(op))
+    back, _ = alltoall(tf.convert_to_tensor(grad), op.outputs[-1], name, _set_of(op), _token_of(op))
     shape = tf.shape(op.inputs[1])
     missing = tf.concat([shape[:1] - tf.shape(back)[:1], shape[1:]], 0)
     return [None, tf.concat([back, tf.zeros(missing, back.dtype)], 0), None]

@@ -114,12 +114,44 @@ def check_one_function_called_often() -> None:
     def loop(rows: Any) -> Any:
         return tf.map_fn(lambda row: hvd.allreduce(row, op=hvd.Sum), rows, parallel_iterations=4)
 
+    dataset = tf.data.Dataset.range(6).map(lambda number: hvd.allreduce(number, op=hvd.Sum))
+    assert [int(number) for number in dataset] == [n * number for number in range(6)]
     rows = tf.range(6.0)[:, tf.newaxis] * tf.ones([1, 50])
     for _ in range(10):
         np.testing.assert_allclose([float(x[0]) for x in calls(tf.ones([500]))], [n, 2 * n, 3 * n], rtol=1e-6)
         first, second = gradients(tf.ones([500]))
         np.testing.assert_allclose([first[0], second[0]], [n, 2 * n * n], rtol=1e-6)
         np.testing.assert_allclose(loop(rows), n * rows, rtol=1e-6)
+
+
+def check_gradient_of_a_loop() -> None:
+    import tensorflow as tf
+
+    import sparkvod.tensorflow as hvd
+
+    rank, n = hvd.rank(), hvd.size()
+    called = tf.function(lambda a: hvd.allreduce(a, op=hvd.Sum))
+    on_root = float(rank == 0)
+    for collective, expected in (
+        (lambda a: hvd.allreduce(a, op=hvd.Sum), n**2),
+        (called, n**2),
+        (lambda a: hvd.allgather(a)[rank : rank + 1], 1 / n**2),
+        (lambda a: hvd.broadcast(a, 0), on_root / n),
+        (lambda a: hvd.reducescatter(tf.tile(a, [n, 1]), op=hvd.Sum), n**4),
+        (lambda a: hvd.alltoall(tf.tile(a, [n, 1]))[:1], on_root * n),
+    ):
+
+        @tf.function
+        def gradient(a: Any, collective: Any = collective) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(a)
+                result = a
+                for _ in tf.range(2):
+                    result = tf.reshape(collective(result), [1, 3])
+                loss = tf.reduce_sum(result)
+            return tape.gradient(loss, a)
+
+        np.testing.assert_allclose(gradient(tf.ones([1, 3])), np.full((1, 3), expected), rtol=1e-6)
 
 
 def check_ragged_and_sparse() -> None:
@@ -148,6 +180,7 @@ CHECKS = [
     check_several_gradients_of_one_collective,
     check_second_order,
     check_one_function_called_often,
+    check_gradient_of_a_loop,
     check_ragged_and_sparse,
 ]
 SUITE = Suite(CHECKS, setup=join, env={**QUIET, "SPARKVOD_COLLECTIVE_TIMEOUT": "30"}, timeout=120)
