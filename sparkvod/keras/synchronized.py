@@ -24,6 +24,6 @@ def refuse_synchronized(model: Any) -> None:
     if found:
         raise ValueError(
             f"BatchNormalization {', '.join(map(repr, found))} has synchronized=True, which Keras does under "
-            "tf.distribute only: each rank would normalise by its own rows. Use synchronized=False, or in a script of "
-            "yours sparkvod.tensorflow.SyncBatchNormalization"
+            "tf.distribute only: each rank would normalise by its own rows. Use synchronized=False, or "
+            "sparkvod.tensorflow.SyncBatchNormalization"
         )

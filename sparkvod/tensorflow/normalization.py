@@ -5,13 +5,15 @@ A module of its own because it needs Keras, which ``sparkvod.tensorflow`` otherw
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from sparkvod.core import basics
 from sparkvod.core.ops import Sum
-from sparkvod.tensorflow import ops
+from sparkvod.tensorflow import naming, ops
 
 # Keras 3's and, under old TensorFlows, Keras 2's: both have what is used here.
 _BatchNormalization: Any = tf.keras.layers.BatchNormalization
@@ -30,10 +32,19 @@ class SyncBatchNormalization(_BatchNormalization):
         **kwargs: those of ``keras.layers.BatchNormalization``: ``axis`` (one), ``momentum``, ``epsilon``, ...
 
     Raises:
-        ValueError: ``fused``, ``renorm``, ``virtual_batch_size``, ``synchronized`` or several axes were asked for.
+        ValueError: ``fused``, ``renorm``, ``virtual_batch_size``, ``synchronized`` or several axes were asked for, or
+            Keras does not run on TensorFlow.
     """
 
+    #: Whether this rank has no rows in the step: what the layer is called with is then normalized but not counted.
+    stands_in = False
+
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
+        if (backend := tf.keras.backend.backend()) != "tensorflow":
+            raise ValueError(
+                f"SyncBatchNormalization needs Keras's TensorFlow backend, but Keras runs on {backend}: set "
+                "KERAS_BACKEND=tensorflow, or use BatchNormalization"
+            )
         for name, value in (("fused", fused), *((k, kwargs.get(k)) for k in ("renorm", "virtual_batch_size"))):
             if value:
                 raise ValueError(f"{name}={value!r} was found, False was expected of SyncBatchNormalization")
@@ -63,7 +74,7 @@ class SyncBatchNormalization(_BatchNormalization):
             HorovodInternalError: an eager reduction failed.
         """
         values = tf.cast(inputs, tf.float64 if inputs.dtype == tf.float64 else tf.float32)
-        if training and self.trainable:
+        if (training or self.stands_in) and self.trainable:
             mean, variance = self._joined(values, mask)
             self._move(self.moving_mean, mean)
             self._move(self.moving_variance, variance)
@@ -86,13 +97,18 @@ class SyncBatchNormalization(_BatchNormalization):
         axes = [k for k in range(values.shape.rank) if k != channel]
         rows = tf.ones_like(tf.gather(values, [0], axis=channel), tf.bool)
         counted = rows if mask is None else rows & tf.expand_dims(tf.cast(mask, tf.bool), channel)
+        if self.stands_in:
+            counted = tf.zeros_like(counted)
         count = tf.reduce_sum(tf.cast(counted, values.dtype))
         mean = tf.math.divide_no_nan(tf.reduce_sum(tf.where(counted, values, 0), axes), count)
         deviations = tf.where(counted, values - tf.reshape(mean, self._broadcastable(values)), 0)
         squares = tf.reduce_sum(tf.square(deviations), axes)
         mine = tf.concat([tf.reshape(count, [1]), mean, squares], 0)
         row = tf.one_hot(ops.rank_op(), basics.size(), dtype=values.dtype)
-        by_rank = ops.allreduce(row[:, tf.newaxis] * mine, op=Sum)
+        # After the layer, not after tensors, which may be others in the step of a rank without rows.
+        kind = "sync_batch_normalization"
+        name = None if tf.executing_eagerly() else naming.in_graph(kind, self.name)
+        by_rank = ops.allreduce(row[:, tf.newaxis] * mine, op=Sum, name=name)
         counts, (means, squares) = by_rank[:, :1], tf.split(by_rank[:, 1:], 2, axis=1)
         total = tf.reduce_sum(counts)
         mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), total)
@@ -111,3 +127,23 @@ class SyncBatchNormalization(_BatchNormalization):
     def _move(self, average: Any, value: Any) -> None:
         kept = tf.convert_to_tensor(average)
         average.assign(kept * self.momentum + tf.cast(value, kept.dtype) * (1.0 - self.momentum))
+
+
+@contextmanager
+def without_rows(model: Any) -> Iterator[None]:
+    """Let the ``SyncBatchNormalization`` layers of a model take part in a training step without counting its rows.
+
+    They do so also where the model is called for inference, so that nothing else of it changes by rows that only stand
+    in for none.
+
+    Args:
+        model: a Keras model.
+    """
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, SyncBatchNormalization)]
+    for layer in layers:
+        layer.stands_in = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.stands_in = False

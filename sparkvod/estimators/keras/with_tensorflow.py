@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sparkvod.estimators.keras import steps
 from sparkvod.estimators.keras.loop import Loop
 from sparkvod.estimators.keras.model_io import Feed
 from sparkvod.estimators.keras.no_generator import random_state, set_random_state
+from sparkvod.tensorflow.normalization import without_rows
 
 __all__ = ["Steps", "compiled", "random_state", "set_random_state", "use_threads"]
 
@@ -70,7 +72,8 @@ class Steps(steps.Steps):
         def step(inputs: Any, labels: Any, given: list[Any], factors: Any, share: Any) -> Any:
             weights = given[0] if given else None
             with tf.GradientTape() as tape:
-                outputs = loop.feed.call(inputs, training=counts)
+                with nullcontext() if counts else without_rows(loop.model):
+                    outputs = loop.feed.call(inputs, training=counts)
                 totals, penalty = loop.losses(inputs, labels, outputs, weights, counts)
                 loss = tf.add_n([tf.cast(f, t.dtype) * t for f, t in zip(tf.unstack(factors), totals, strict=True)])
                 loss = loss + penalty * tf.cast(share, penalty.dtype)

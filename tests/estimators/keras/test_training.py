@@ -18,6 +18,7 @@ pytest.importorskip(keras.backend.backend(), reason="Keras needs its backend")
 from sparkvod.errors import DataError  # noqa: E402
 from sparkvod.estimators import Callback, KerasEstimator, KerasModel  # noqa: E402
 from sparkvod.keras.callbacks import BestModelCheckpoint  # noqa: E402
+from sparkvod.launch.local import LocalLauncher  # noqa: E402
 
 layers, losses = keras.layers, keras.losses
 ROWS = 203
@@ -377,3 +378,29 @@ def test_probabilities_of_whole_labels_from_stored_vectors(spark: Any, tmp_path:
         assert ((chances > 0) & (chances < 1)).all()
         np.testing.assert_allclose(table["b__output"], chances[:, 0], rtol=1e-4)
         np.testing.assert_allclose(np.stack([v.toArray() for v in table["k__output"]]), scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.timeout(90)
+def test_sync_batch_normalization_is_that_of_one_process_also_where_a_rank_has_no_rows(tmp_path: Path) -> None:
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("SyncBatchNormalization is TensorFlow's")
+    from sparkvod.tensorflow import SyncBatchNormalization
+
+    # Rank 1 has fewer rows in the first steps, and none in the last ones.
+    store, rows = write(tmp_path / "store", row_group_size=150, x=X, y=Y), {}
+
+    def fitted(norm: Any, backend: Any, batch: int) -> Any:
+        keras.utils.set_random_seed(1)
+        model = network(norm, layers.Dropout(0.0), layers.Dense(1))
+        options = {"optimizer": keras.optimizers.SGD(0.1), "loss": "mse", "metrics": ["mae"], "batch_size": batch}
+        found = make(store, model, backend=backend, **options).fit_on_parquet()
+        rows[batch] = [worker["rows"] for worker in found.workers]
+        return found
+
+    one = fitted(layers.BatchNormalization(momentum=0.5), Here(), 40)
+    two = fitted(SyncBatchNormalization(momentum=0.5), LocalLauncher(2, verbose=0, timeout=60), 20)
+    assert rows[20][1] < rows[20][0]
+    assert sum(rows[20]) == sum(rows[40])
+    for mine, theirs in zip(two.getModel().get_weights(), one.getModel().get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert two.getHistory()[-1]["train"] == pytest.approx(one.getHistory()[-1]["train"], rel=1e-4)
