@@ -10,7 +10,7 @@ import tensorflow as tf
 from sparkvod.core import basics, objects
 from sparkvod.core.ops import check_root, own_set_id
 from sparkvod.core.process_sets import ProcessSet, global_process_set
-from sparkvod.tensorflow import naming, ops, raw
+from sparkvod.tensorflow import naming, ops, ordering, raw
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -56,6 +56,11 @@ def broadcast_variables(
         variable.assign(raw.broadcast(raw.tensors([variable])[0], root_rank, name, members, checked))
         for variable, name in zip(found, names, strict=True)
     ]
+    if tf.executing_eagerly():
+        return None
+    if not found:
+        # Where no variable takes the check's result, a rank without variables would not run it.
+        assigned = [ordering.use(checked)]
     return tf.group(*[update for update in assigned if update is not None]) if ops.in_tf1_graph() else None
 
 
@@ -63,10 +68,11 @@ def _same_number(number: int, root_rank: int, members: int) -> Any:
     """Return a tensor that fails on all ranks where they have different numbers of variables.
 
     Without it the ranks with more variables would wait for the others. It is a broadcast of one element per variable,
-    so that the engine's error says which ranks have how many.
+    so that the engine's error says which ranks have how many, and of one more, because TensorFlow drops an operation
+    whose result has no elements: a rank without variables would not take part.
     """
-    name = naming.in_graph("broadcast", "one element per variable")
-    return raw.broadcast(tf.zeros([number], tf.int64), root_rank, name, members)
+    name = naming.in_graph("broadcast", "one element per variable and one more")
+    return raw.broadcast(tf.zeros([number + 1], tf.int64), root_rank, name, members)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

@@ -50,6 +50,15 @@ def end_after(result: Any) -> None:
         graph.control_outputs.append(mark)
 
 
+def use(result: Any) -> Any:
+    """Return an operation that uses a collective's result, so that a graph runs the collective.
+
+    Args:
+        result: a tensor of numbers.
+    """
+    return tf.raw_ops.CheckNumerics(tensor=tf.cast(tf.reduce_sum(result), tf.float32), message="").op
+
+
 @register_acd_resource_resolver
 def _sparkvod_order(op: Any, reads: Any, writes: Any) -> bool:
     # TensorFlow calls this for each operation of a function that was built, until nothing is added any more.

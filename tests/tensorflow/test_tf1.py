@@ -57,10 +57,13 @@ def check_broadcasts() -> None:
                 kept = session.run(variables)
                 for values in (kept,) if returned is None else (kept, returned):
                     np.testing.assert_array_equal(values, [[root] * 3, [root + 10] * 3])
-            if n > 1:
-                uneven = hvd.broadcast_variables(variables[: 1 + (rank == 1)], 0)
+            session.run(hvd.broadcast_variables([], 0))
+            for fewer in (0, 1) if n > 1 else ():
+                uneven = hvd.broadcast_variables(variables[: fewer + (rank == 1)], 0)
                 with (
-                    pytest.raises(MismatchError, match=r"one element per variable.*rank 1 sent .*\[2\]"),
+                    pytest.raises(
+                        MismatchError, match=rf"one element per variable and one more.*rank 1 sent .*\[{fewer + 2}\]"
+                    ),
                     hvd.own_errors(),
                 ):
                     session.run(uneven)
@@ -72,9 +75,11 @@ def check_broadcasts() -> None:
 
     run([variable])
     assert float(variable) == n - 1
-    if n > 1:
-        with pytest.raises(MismatchError, match=r"one element per variable.*rank 1 sent .*\[2\]"), hvd.own_errors():
-            run([variable] * (1 + (rank == 1)))
+    run([])
+    for fewer in (0, 1) if n > 1 else ():
+        match = rf"one element per variable and one more.*rank 1 sent .*\[{fewer + 2}\]"
+        with pytest.raises(MismatchError, match=match), hvd.own_errors():
+            run([variable] * (fewer + (rank == 1)))
 
 
 def check_tf1_passes() -> None:
