@@ -74,14 +74,9 @@ def ranks_of(process_set: int) -> list[int]:
     return basics.world().ranks_of(process_set)
 
 
-def _among(process_set: int) -> dict[str, int]:
-    ranks, rank = ranks_of(process_set), basics.rank()
-    # Of a rank outside the set, the engine says so.
-    return {
-        "process_set": process_set,
-        "member": ranks.index(rank) if rank in ranks else 0,
-        "members": len(ranks),
-    }
+def _among(process_set: int) -> dict[str, Any]:
+    ranks = ranks_of(process_set)
+    return {"process_set": process_set, "ranks": ranks} if process_set else {}
 
 
 def _called(op: str, *args: Any, token: Any = None, **attributes: Any) -> Any:

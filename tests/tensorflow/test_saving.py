@@ -31,7 +31,7 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _module() -> Any:
+def _module(members: Any) -> Any:
     import tensorflow as tf
 
     import sparkvod.tensorflow as hvd
@@ -67,6 +67,14 @@ def _module() -> Any:
             return tf.map_fn(lambda row: hvd.allreduce(row, op=hvd.Sum), x, parallel_iterations=4)
 
         @function
+        def scattered(self, x: Any) -> Any:
+            return hvd.reducescatter(x, op=hvd.Sum)
+
+        @function
+        def scattered_among(self, x: Any) -> Any:
+            return hvd.reducescatter(x, op=hvd.Sum, process_set=members)
+
+        @function
         def gathered(self, x: Any) -> Any:
             with tf.GradientTape() as tape:
                 tape.watch(x)
@@ -84,7 +92,8 @@ def check_saved_functions() -> None:
 
     rank, n = hvd.rank(), hvd.size()
     with _folder() as folder:
-        module = _module()
+        members = hvd.add_process_set(range(1, n))  # without the one that saves
+        module = _module(members)
         if rank == 0:  # the others load what they have never traced
             tf.saved_model.save(module, str(folder))
         hvd.barrier()
@@ -98,10 +107,16 @@ def check_saved_functions() -> None:
         np.testing.assert_allclose(loaded.gradient(even), 8.0 * n * n * even)
         np.testing.assert_allclose(loaded.branch(even), 2.0 * n * even)
         np.testing.assert_allclose(loaded.loop(even), n * even)
+        np.testing.assert_allclose(loaded.scattered(even), np.full((5 // n + (rank < 5 % n), 4), n))
+        if rank:
+            share = 5 // (n - 1) + (rank - 1 < 5 % (n - 1))
+            np.testing.assert_allclose(loaded.scattered_among(even), np.full((share, 4), n - 1))
         rows, grad = loaded.gathered(x)
         first = sum(2 + other for other in range(rank))
         assert rows.shape[0] == sum(2 + other for other in range(n))
         np.testing.assert_allclose(grad, tf.range(first, first + 2.0 + rank)[:, tf.newaxis] * x)
+
+    hvd.remove_process_set(members)
 
     # A function of this process and the loaded one, whose names are the same, follow each other.
     @tf.function

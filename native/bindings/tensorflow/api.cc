@@ -64,6 +64,7 @@ std::string FindApi() {
   SPARKVOD_FIND(OpKernelConstruction_GetAttrSize);
   SPARKVOD_FIND(OpKernelConstruction_GetAttrString);
   SPARKVOD_FIND(OpKernelConstruction_GetAttrInt64);
+  SPARKVOD_FIND(OpKernelConstruction_GetAttrInt64List);
   SPARKVOD_FIND(OpKernelConstruction_Failure);
   SPARKVOD_FIND(NumInputs);
   SPARKVOD_FIND(GetInput);

@@ -84,6 +84,8 @@ struct Api {
                                              size_t most, Status*);
   void (*OpKernelConstruction_GetAttrInt64)(Construction*, const char* name, int64_t* value,
                                             Status*);
+  void (*OpKernelConstruction_GetAttrInt64List)(Construction*, const char* name, int64_t* values,
+                                                int most, Status*);
   void (*OpKernelConstruction_Failure)(Construction*, Status*);
 
   int (*NumInputs)(Context*);

@@ -1,5 +1,6 @@
 #include "native/bindings/tensorflow/kernel.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -39,7 +40,7 @@ using TensorHolder = std::unique_ptr<Tensor, TensorDeleter>;
 struct Collective {
   std::string name;
   int64_t collective = 0, op = 0, root = 0, process_set = 0;
-  int64_t member = 0, members = 1;  // this rank's place in the process set, and the set's size
+  std::vector<int64_t> ranks;  // of the process set, sorted; none: all
   double prescale = 1, postscale = 1;
 };
 
@@ -48,7 +49,7 @@ struct Running {
   Context* context;
   std::function<void()> done;
   int32_t collective;
-  int64_t member, members;
+  int64_t member = 0, members = 1;  // this rank's place in the process set, and the set's size
   std::vector<TensorHolder> inputs, outputs;
   std::vector<std::vector<int64_t>> shapes;
   std::vector<TableTensor> tensors;
@@ -149,6 +150,28 @@ double DoubleAttr(Construction* construction, const char* name, Status* status) 
   return value;
 }
 
+std::vector<int64_t> ListAttr(Construction* construction, const char* name, Status* status) {
+  int32_t size = 0, bytes = 0;
+  Tf().OpKernelConstruction_GetAttrSize(construction, name, &size, &bytes, status);
+  if (Tf().GetCode(status) != kOk) return {};
+  std::vector<int64_t> values(static_cast<size_t>(size));
+  Tf().OpKernelConstruction_GetAttrInt64List(construction, name, values.data(), size, status);
+  return values;
+}
+
+// Finds this rank's place, when the op runs: the graph may have been saved by another rank.
+void FindPlace(const Collective& collective, const Table& engine, Running* running) {
+  const int64_t rank = engine.world(kTableRank), size = engine.world(kTableSize);
+  if (size < 1) return;  // the engine says that there is no world
+  running->member = rank;
+  running->members = size;
+  const std::vector<int64_t>& ranks = collective.ranks;
+  if (ranks.empty()) return;
+  // Of a rank outside the set, the engine says so.
+  running->member = std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin();
+  running->members = static_cast<int64_t>(ranks.size());
+}
+
 // This rank's rows of `rows` that are scattered: the first ranks get one more.
 int64_t ShareOf(const Running& running, int64_t rows) {
   return rows / running.members + (running.member < rows % running.members ? 1 : 0);
@@ -242,8 +265,7 @@ void* CreateCollective(Construction* construction) {
   number("reduce_op", &made->op);
   number("root_rank", &made->root);
   number("process_set", &made->process_set);
-  number("member", &made->member);
-  number("members", &made->members);
+  if (status.ok()) made->ranks = ListAttr(construction, "ranks", status.status);
   if (status.ok()) made->prescale = DoubleAttr(construction, "prescale", status.status);
   if (status.ok()) made->postscale = DoubleAttr(construction, "postscale", status.status);
   if (!status.ok()) Tf().OpKernelConstruction_Failure(construction, status.status);
@@ -257,8 +279,6 @@ void ComputeCollective(void* kernel, Context* context, Done* done) {
   running->context = context;
   running->done = *reinterpret_cast<std::function<void()>*>(done);
   running->collective = static_cast<int32_t>(self.collective);
-  running->member = self.member;
-  running->members = self.members > 0 ? self.members : 1;
   const Table* engine = table.load();
   if (engine == nullptr) {
     running->Fail(kFailedPrecondition,
@@ -266,6 +286,7 @@ void ComputeCollective(void* kernel, Context* context, Done* done) {
                   "to the engine; import sparkvod.tensorflow [sparkvod]");
     return running->End();
   }
+  FindPlace(self, *engine, running.get());
   const bool splits = running->collective == kTableAlltoall;
   // The token comes first, splits last.
   const int tensors = Tf().NumInputs(context) - 1 - (splits ? 1 : 0);

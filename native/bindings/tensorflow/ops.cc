@@ -71,8 +71,8 @@ void Register(const Definition& definition, Status* status) {
   const std::string collective = "collective: int = " + std::to_string(definition.collective);
   for (const char* attribute :
        {"tensor_name: string", collective.c_str(), "reduce_op: int = 1", "root_rank: int = 0",
-        "process_set: int = 0", "member: int = 0", "members: int = 1",
-        "prescale: int = 4607182418800017408", "postscale: int = 4607182418800017408"})
+        "process_set: int = 0", "ranks: list(int) = []", "prescale: int = 4607182418800017408",
+        "postscale: int = 4607182418800017408"})
     Tf().OpDefinitionBuilderAddAttr(builder, attribute);
   // Any argument makes an op stateful.
   if (definition.stateful) Tf().OpDefinitionBuilderSetIsStateful(builder, true);
