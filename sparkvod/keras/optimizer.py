@@ -236,9 +236,10 @@ def _make_accumulators(optimizer: Any) -> None:
     if state.passes == 1 or state.accumulators is not None:
         return
     state.counter = keras.Variable(0, dtype="int32", trainable=False, name="passes")
+    # Each with a name of its own, without which Keras saves no HDF5 file.
     state.accumulators = [
-        keras.Variable(keras.ops.zeros(v.shape, dtype=v.dtype), dtype=v.dtype, trainable=False, name="summed")
-        for v in optimizer._trainable_variables
+        keras.Variable(keras.ops.zeros(v.shape, dtype=v.dtype), dtype=v.dtype, trainable=False, name=f"summed_{number}")
+        for number, v in enumerate(optimizer._trainable_variables)
     ]
 
 

@@ -145,7 +145,7 @@ def check_saved_models() -> None:
             return hvd.allreduce(x, op=hvd.Sum)
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), Total(), hvd.SyncBatchNormalization()])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2), "mse")
     model.fit(np.full((4, 3), rank + 1.0), np.ones((4, 2)), batch_size=2, verbose=0)
     hvd.broadcast_variables(model.weights, 0)
     x = np.ones((2, 3), "float32")
@@ -155,6 +155,7 @@ def check_saved_models() -> None:
             model.export(str(folder / "exported"), verbose=False)
             tf.saved_model.save(model, str(folder / "saved"))
             model.save(folder / "model.keras")
+            model.save(folder / "model.h5")
             tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "checkpoint"))
         hvd.barrier()
         exported = tf.saved_model.load(str(folder / "exported"))
