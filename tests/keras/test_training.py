@@ -316,6 +316,8 @@ def check_load_model() -> None:
         again = hvd.load_model(path, [Mine], {"doubled": doubled}, hvd.Compression.fp16)
     assert isinstance(again.optimizer, Mine)
     assert again.jit_compile == jit
+    if keras.backend.backend() == "tensorflow":  # of a model that another process has saved
+        assert keras.saving.get_registered_object("sparkvod>SyncBatchNormalization")
     with pytest.raises(ValueError, match="already distributed"):
         hvd.DistributedOptimizer(again.optimizer)
     again.fit(np.full((2, 1), rank + 1.0), np.zeros((2, 1)), batch_size=2, verbose=0)

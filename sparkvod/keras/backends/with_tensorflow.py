@@ -8,6 +8,7 @@ from typing import Any
 from sparkvod.core.process_sets import ProcessSet
 from sparkvod.keras.backends.shared import cond
 from sparkvod.tensorflow import Compression, functions, own_errors
+from sparkvod.tensorflow import normalization as normalization  # registers its layer with Keras, for load_model
 from sparkvod.tensorflow import ops as collectives
 from sparkvod.tensorflow.gradients import GradientReducer
 
